@@ -318,6 +318,8 @@ class Report(Result):
     tracking: Tracking
     gate: GateResult | None = None
     """None: no gate was wished, or there was nothing to compare."""
+    flow_run: str = ""
+    """The flow run that ended the pipeline, in Markdown; empty: there was none."""
     seconds: dict[str, float]
     """Wall-clock seconds of each stage."""
     timeline: dict[str, float] = {}

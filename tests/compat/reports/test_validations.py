@@ -19,7 +19,7 @@ from train_core.engine.cluster.runtime import RaySettings, start_ray
 from train_core.engine.ray_train.timing import Timing
 from train_core.engine.ray_train.validation_functions import Validations
 from train_core.errors import StoppedError, UserCodeError
-from train_core.storage.committed_validations import committed_validations
+from train_core.storage.evaluations import committed_evaluations
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(240)
@@ -88,7 +88,7 @@ def test_what_an_attempt_that_died_has_requested_is_measured_once(
         4: {},
         5: {},
     }
-    assert [one.checkpoint.step for one in committed_validations(folder)] == [1, 3, 4, 5]
+    assert [one.checkpoint.step for one in committed_evaluations(folder)] == [1, 3, 4, 5]
     warnings = [one.message for one in caplog.records if one.levelname == "WARNING"]
     failed = "the validation of step-{:08d}-a0001 failed: {}".format
     assert warnings == [

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import safetensors.torch
 from torch import nn
 
+from tests.storage.champions import MODEL, decision
 from train_core.config import TrainConfig
 from train_core.engine.metrics.scores import Scores
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
+    GateResult,
     PredictionsResult,
     Report,
     Tracking,
@@ -21,6 +23,7 @@ from train_core.results import (
 )
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.predictions import result_of
+from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.journal import Entry, append
 from train_core.storage.records.manifest import (
     CheckpointManifest,
@@ -36,6 +39,8 @@ from train_core.storage.records.names import (
     CheckpointName,
 )
 from train_core.storage.records.run_record import RunRecord
+from train_core.storage.registered_models.decisions import decision_key, entry_of, gate_result
+from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, next_attempt
 
@@ -129,7 +134,7 @@ class RunBuilder:
         scores: Scores | None = None,
     ) -> EvaluationResult:
         """Commit an evaluation, of three classes unless without `counts`."""
-        store = self.folder.store.child(f"evaluations/{checkpoint.name}-{split}")
+        store = self.folder.store.child(f"evaluations/{checkpoint.name}/{split}")
         files: dict[str, bytes] = {}
         if counts:
             matrix = f'{{"labels": ["a", "b", "c"], "counts": {counts}}}'
@@ -175,35 +180,73 @@ class RunBuilder:
 
     def trained(self, best: CheckpointSummary) -> TrainResult:
         """What the training gave, whose only checkpoint is `best`."""
-        return TrainResult(
-            run=self.folder.name,
-            attempt=self.lease.attempt,
-            step=best.step,
-            epoch=best.epoch,
-            samples_seen=10 * best.step,
-            stopped_by="epochs",
-            metrics=best.metrics,
-            samples_per_s=1.0,
-            seconds=1.0,
-            checkpoints=[best],
-        )
+        return _trained(self.folder, best)
+
+    def champion(self, best: CheckpointSummary) -> GateResult:
+        """The best checkpoint as a version that the gate made champion."""
+        registry, name = ModelRegistry(self.folder.storage, MODEL), self.folder.name
+        digest = self.folder.find(best.name).digest
+        made = decision(registry.add_version(name, best.name, digest))
+        self.folder.store.create(decision_key(made), with_checksum(made))
+        registry.add_champion(entry_of(self.folder, made, None))
+        return gate_result(self.folder, made)
 
     def report(self, best: CheckpointSummary) -> None:
         """Write the report of a pipeline whose best checkpoint is `best`."""
         evaluations = [self.evaluate(best, split) for split in ("validation", "test")]
-        report = Report(
-            run=self.folder.name,
-            uri=self.folder.store.uri(REPORT_JSON),
-            workload="train_core.workloads.digits:Digits",
-            train=self.trained(best),
-            evaluations=evaluations,
-            best=best,
-            test_metrics=evaluations[1].metrics,
-            predictions=self.predict(best),
-            tracking=Tracking(),
-            seconds={},
-        )
-        self.folder.store.write(REPORT_JSON, report.model_dump_json().encode())
+        predictions = self.predict(best)
+        self.outcome(best, evaluations[1].metrics, evaluations=evaluations, predictions=predictions)
+
+    def outcome(
+        self, best: CheckpointSummary, test_metrics: dict[str, float | None], **parts: Any
+    ) -> None:
+        """Write a report with these parts."""
+        write_report(self.folder, best, test_metrics, **parts)
+
+
+def write_report(
+    folder: RunFolder,
+    best: CheckpointSummary,
+    test_metrics: dict[str, float | None],
+    *,
+    evaluations: Sequence[EvaluationResult] = (),
+    predictions: PredictionsResult | None = None,
+    gate: GateResult | None = None,
+    flow_run: str = "",
+) -> None:
+    """Write a report with these parts."""
+    report = Report(
+        run=folder.name,
+        uri=folder.store.uri(REPORT_JSON),
+        workload="train_core.workloads.digits:Digits",
+        train=_trained(folder, best),
+        evaluations=list(evaluations),
+        best=best,
+        test_metrics=test_metrics,
+        predictions=predictions,
+        gate=gate,
+        flow_run=flow_run,
+        tracking=Tracking(),
+        seconds={},
+    )
+    folder.store.write(REPORT_JSON, report.model_dump_json().encode())
+
+
+def _trained(folder: RunFolder, best: CheckpointSummary) -> TrainResult:
+    newest = folder.newest()
+    assert newest is not None
+    return TrainResult(
+        run=folder.name,
+        attempt=newest.manifest.attempt,
+        step=newest.step,
+        epoch=newest.manifest.epoch,
+        samples_seen=newest.manifest.samples_seen,
+        stopped_by="epochs",
+        metrics=newest.metrics,
+        samples_per_s=1.0,
+        seconds=1.0,
+        checkpoints=[best],
+    )
 
 
 def entry(step: int, time_s: float = BEGIN_S) -> Entry:

@@ -17,8 +17,8 @@ from tests.engine.tracking.run_builder import RunBuilder
 from train_core.client.isolated import mirror_predictions
 from train_core.engine.tracking.batch_inference import show_batch_inference
 from train_core.engine.tracking.delivery.catch_up import catch_up
+from train_core.engine.tracking.follow import show_predictions
 from train_core.engine.tracking.mlflow_runs import MlflowRuns, Stage
-from train_core.engine.tracking.show_stages import show_predictions
 from train_core.errors import StageError, TrackingError
 from train_core.results import CheckpointSummary, PredictionsResult
 

@@ -67,9 +67,9 @@ def commit_digits(run: RunBuilder) -> tuple[CheckpointSummary, torch.nn.Module]:
 
 
 def log_best(run: RunBuilder, uri: str, best: CheckpointSummary) -> str:
+    run.outcome(best, {"accuracy": 0.75})
     mirror = Mirror(run.folder, uri, "tests")
     mirror.start()
-    mirror.log_outcome(best, {"accuracy": 0.75})
     assert mirror.close(EndStatus.FINISHED)
     return mirror.tracking().model_uri
 
@@ -111,8 +111,8 @@ def test_the_example_is_read_with_the_login_that_no_record_has(
     run = RunBuilder(RunFolder(str(tmp_path / "runs"), "secret"), config.recorded())
     best, _ = commit_digits(run)
     mirror = Mirror(run.folder, tracking_uri, "tests")
-    mirror.start()
-    mirror.log_outcome(best, {"accuracy": 0.75}, config)
+    run.outcome(best, {"accuracy": 0.75})
+    mirror.start(config)
     assert mirror.close(EndStatus.FINISHED)
     assert mirror.not_shown == []
     found = Path(tracking_uri.removeprefix("sqlite:///")).parent.rglob(SERVED_FILE)

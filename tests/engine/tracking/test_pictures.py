@@ -34,12 +34,11 @@ def test_a_classifiers_run_has_its_figures_where_people_tick(
 ) -> None:
     run.change_record(datasets=DATA)
     best = run.commit(range(1, 20), finished=True)
-    result = run.evaluate(best, "test", scores=CLASSIFIER)
+    run.evaluate(best, "test", scores=CLASSIFIER)
     training = {"learning_rate.png", "throughput.png"}
     for _ in range(2):
         mirror = Mirror(run.folder, tracking_uri, "tests")
         mirror.start()
-        mirror.log_evaluations([result])
         assert mirror.close(EndStatus.FINISHED)
         assert not mirror.not_shown
         assert shown(run, tracking_uri, "figures").keys() == training
@@ -60,7 +59,7 @@ def test_a_regressors_run_has_residuals(run: RunBuilder, tracking_uri: str) -> N
     best = run.commit(range(1, 20), finished=True)
     mirror = Mirror(run.folder, tracking_uri, "tests")
     mirror.start()
-    mirror.log_evaluations([run.evaluate(best, "test", counts="", scores=REGRESSOR)])
+    run.evaluate(best, "test", counts="", scores=REGRESSOR)
     assert mirror.close(EndStatus.FINISHED)
     names = shown(run, tracking_uri, "figures/test").keys()
     # Digits are images, whatever is predicted of them.
@@ -73,7 +72,7 @@ def test_an_evaluation_of_an_earlier_version_has_the_figures_that_it_can(
     best = run.commit(range(1, 20), finished=True)
     mirror = Mirror(run.folder, tracking_uri, "tests")
     mirror.start()
-    mirror.log_evaluations([run.evaluate(best, "test")])
+    run.evaluate(best, "test")
     assert mirror.close(EndStatus.FINISHED)
     assert not mirror.not_shown
     names = shown(run, tracking_uri, "figures/test").keys()
@@ -88,7 +87,7 @@ def test_data_that_are_gone_keep_no_other_figure_back(
     far = Scores(kind="classifier", worst=(WORST[0].model_copy(update={"index": 10**6}),))
     mirror = Mirror(run.folder, tracking_uri, "tests")
     mirror.start()
-    mirror.log_evaluations([run.evaluate(best, "test", scores=far)])
+    run.evaluate(best, "test", scores=far)
     assert mirror.close(EndStatus.FINISHED)
     assert not mirror.not_shown
     names = shown(run, tracking_uri, "figures/test").keys()

@@ -36,7 +36,7 @@ from train_core.engine.tracking.models.registered import show_gate
 from train_core.engine.tracking.send_metrics import earlier_key_of, key_of
 from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus
-from train_core.results import CheckpointSummary, GateResult
+from train_core.results import CheckpointSummary
 from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.journal import Entry
 from train_core.storage.registered_models.decisions import decision_key, entry_of, gate_result
@@ -106,23 +106,12 @@ def proxy(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pro
         yield found
 
 
-def champion(run: RunBuilder, best: CheckpointSummary) -> GateResult:
-    """The best checkpoint as a version that the gate made champion."""
-    registry = ModelRegistry(run.folder.storage, MODEL)
-    version = registry.add_version(run.folder.name, best.name, run.folder.find(best.name).digest)
-    made = decision(version)
-    run.folder.store.create(decision_key(made), with_checksum(made))
-    registry.add_champion(entry_of(run.folder, made, None))
-    return gate_result(run.folder, made)
-
-
 def mirror_all(run: RunBuilder, uri: str, best: CheckpointSummary) -> Mirror:
     """A whole pipeline's mirror, to its end."""
     mirror = Mirror(run.folder, uri, "tests", timing=PATIENT)
     mirror.start()
-    mirror.log_evaluations([run.evaluate(best, "test")])
-    mirror.log_outcome(best, {"accuracy": 0.9})
-    mirror.log_gate(champion(run, best))
+    run.evaluate(best, "test")
+    run.outcome(best, {"accuracy": 0.9}, gate=run.champion(best))
     assert mirror.flush(120)
     assert mirror.close(EndStatus.FINISHED, timeout_s=120)
     return mirror
@@ -321,7 +310,7 @@ def test_a_registered_model_that_was_renamed_is_followed_and_told(
     run: RunBuilder, tracking_uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, best = MlflowClient(tracking_uri), run.commit(range(1, 10), finished=True)
-    result = champion(run, best)
+    result = run.champion(best)
     show_gate(MlflowRuns(run.folder, tracking_uri, "tests"), result)
     client.rename_registered_model(MODEL, "digits-of-the-bank")
     client.delete_registered_model_alias("digits-of-the-bank", "champion")

@@ -18,6 +18,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.scoring_server import infer_and_parse_data, predictions_to_json
 
 from tests.engine.scoring.tables import customers, scored, trained
+from tests.engine.tracking.run_builder import write_report
 from tests.engine.tracking.test_models import load
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
@@ -34,9 +35,9 @@ def threads() -> Iterator[None]:
 
 def logged(folder: RunFolder, uri: str) -> str:
     """The address of the model of the newest checkpoint."""
+    write_report(folder, folder.summary(folder.checkpoints()[-1]), {"accuracy": 0.75})
     mirror = Mirror(folder, uri, "tests")
     mirror.start()
-    mirror.log_outcome(folder.summary(folder.checkpoints()[-1]), {"accuracy": 0.75})
     assert mirror.close(EndStatus.FINISHED)
     return mirror.tracking().model_uri
 

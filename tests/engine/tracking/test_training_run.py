@@ -62,12 +62,13 @@ def test_a_run_of_an_earlier_version_goes_on_in_its_nested_run(
     run: RunBuilder, tracking_uri: str
 ) -> None:
     run.commit(range(1, 30))
+    run.change_record(pipeline={"experiment": "tests", "mirror_weights": "none"})
     ids = begun_by_an_earlier_version(run, tracking_uri, until=30)
     run.new_attempt()
     best = run.commit(range(30, 50), finished=True)
     mirror = Mirror(run.folder, tracking_uri, "tests")
+    run.outcome(best, {"accuracy": 0.75})
     mirror.start()
-    mirror.log_outcome(best, {"accuracy": 0.75})
     assert mirror.close(EndStatus.FINISHED)
     run.lease.release()
     catch_up(run.folder, tracking_uri)
@@ -87,10 +88,10 @@ def test_a_run_that_was_extended_and_ends_otherwise_shows_both_ends(
     ends = []
     for steps, accuracy in ((range(1, 10), 0.5), (range(10, 20), 0.75)):
         best = run.commit(steps, finished=True, metrics={"validation/accuracy": accuracy})
+        run.outcome(best, {"accuracy": 0.25})
         for _ in range(2):
             mirror = Mirror(run.folder, tracking_uri, "tests")
             mirror.start()
-            mirror.log_outcome(best, {"accuracy": 0.25})
             assert mirror.close(EndStatus.FINISHED)
         ends.append(best)
     client, run_id = MlflowClient(tracking_uri), stages(tracking_uri)["pipeline"].info.run_id

@@ -1,4 +1,4 @@
-"""The end of a pipeline: the curves, what MLflow lacks, and report.json."""
+"""The end of a pipeline: the curves, report.json, and what MLflow lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def publish(
     mirror: Mirror | None,
     timeline: Timeline,
 ) -> Report:
-    """Draw the curves, complete the mirror and write report.json.
+    """Draw the curves, write report.json and complete the mirror, whose addresses the report has.
 
     Raises FencedError if a newer attempt has the run, StoppedError if it shall end.
     """
@@ -30,18 +30,6 @@ def publish(
     assert newest is not None, "a training ends with a checkpoint"
     held.write(CURVES_PNG, curves_until(newest, folder.store))
     timeline.mark_steps(list(read_good_segments(folder.store, newest.manifest.journal)))
-    if mirror:
-        # A driver before this one may have died before it came to that.
-        mirror.log_evaluations(outcome.evaluations, config)
-        if outcome.predictions:
-            mirror.log_predictions(outcome.predictions)
-        decision = outcome.gate.summary if outcome.gate else ""
-        told = {"decision": decision, "flow_run": outcome.flow_run}
-        mirror.log_outcome(outcome.best, outcome.test_metrics, config, **told)
-        if outcome.gate:
-            mirror.log_gate(outcome.gate)
-        mirror.flush()
-    timeline.mark(PUBLISHED)
     report = Report(
         run=folder.name,
         uri=folder.store.uri(REPORT_JSON),
@@ -52,11 +40,22 @@ def publish(
         test_metrics=outcome.test_metrics,
         predictions=outcome.predictions,
         gate=outcome.gate,
-        tracking=mirror.tracking() if mirror else Tracking(),
+        flow_run=outcome.flow_run,
+        tracking=Tracking(),
         seconds=outcome.seconds,
-        timeline=timeline.seconds(),
     )
-    held.write(REPORT_JSON, (report.model_dump_json(indent=1) + "\n").encode())
+    if mirror:
+        # MLflow shows what the folder tells, so the outcome is in it first.
+        held.write(REPORT_JSON, _as_file(report))
+        mirror.flush()
+        report = report.model_copy(update={"tracking": mirror.tracking()})
+    timeline.mark(PUBLISHED)
+    report = report.model_copy(update={"timeline": timeline.seconds()})
+    held.write(REPORT_JSON, _as_file(report))
     # Stages that were tried again left something, too.
     held.delete_orphans()
     return report
+
+
+def _as_file(report: Report) -> bytes:
+    return (report.model_dump_json(indent=1) + "\n").encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import psutil
@@ -46,7 +46,6 @@ from train_core.stages import (
 )
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.cleanup.retention_of_run import finalists_of
-from train_core.storage.committed_validations import committed_validations
 from train_core.storage.run_folder import Commit, RunFolder
 
 if TYPE_CHECKING:
@@ -109,11 +108,10 @@ class RunStages(StageHandlers):
         """
         self._workers.wait_for_ray()
         begin, held = time.monotonic(), self._held("train")
-        newest = self._trained(held)
+        with self._mirrored("train"):
+            newest = self._trained(held)
         # A process that died after its last commit has not done it.
         delete_superseded(held.writer, self.config)
-        if self.mirror and self.config.is_function:
-            self.mirror.log_evaluations(committed_validations(self.folder))
         seconds = time.monotonic() - begin
         return self._train_result(newest, held.attempt, seconds)
 
@@ -123,9 +121,10 @@ class RunStages(StageHandlers):
 
         self._workers.wait_for_ray()
         held = self._checked("evaluate")
-        if self.mirror:
-            self.mirror.begin("evaluate")
-        with self._pinned(asked.checkpoints, "evaluate", held):
+        with (
+            self._mirrored("evaluate"),
+            self._pinned(asked.checkpoints, "evaluate", held),
+        ):
             results = evaluate(
                 self._workers.for_scoring(self.config),
                 held.writer,
@@ -134,8 +133,6 @@ class RunStages(StageHandlers):
                 asked.split,
                 self._max_batches,
             )
-        if self.mirror:
-            self.mirror.log_evaluations(results, self.config)
         self._timeline.mark(EVALUATED)
         return results
 
@@ -145,10 +142,8 @@ class RunStages(StageHandlers):
 
         self._workers.wait_for_ray()
         held = self._checked("infer")
-        if self.mirror:
-            self.mirror.begin("infer")
-        with self._pinned([asked.checkpoint], "infer", held):
-            result = infer(
+        with self._mirrored("infer"), self._pinned([asked.checkpoint], "infer", held):
+            return infer(
                 self._workers.for_scoring(self.config),
                 held.writer,
                 self.config,
@@ -157,17 +152,12 @@ class RunStages(StageHandlers):
                 self._max_batches,
                 keeps=self._request.pipeline.infer_keeps,
             )
-        if self.mirror:
-            self.mirror.log_predictions(result)
-        return result
 
     def gate(self, asked: GateArguments) -> GateResult:
         """Register a checkpoint as a version, and decide on it beside the champion."""
-        result = self._gate("gate").decide(asked.best)
-        if self.mirror:
-            # It may be long until a person has answered.
-            self.mirror.log_gate(result)
-        return result
+        # Shown at once: it may be long until a person has answered.
+        with self._mirrored("gate"):
+            return self._gate("gate").decide(asked.best)
 
     def promote(self, asked: PromoteArguments) -> GateResult:
         """Make the version the champion, if that was decided or is approved."""
@@ -264,6 +254,10 @@ class RunStages(StageHandlers):
         held = self._held(stage)
         held.check()
         return held
+
+    def _mirrored(self, stage: str) -> AbstractContextManager[None]:
+        """Show the stage in MLflow while it runs, if the run is mirrored."""
+        return self.mirror.during(stage) if self.mirror else nullcontext()
 
     def _pinned(
         self, summaries: list[CheckpointSummary], activity: str, held: HeldRun

@@ -17,9 +17,9 @@ def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) 
     """
     ONE_QUESTION.apply()
     from train_core.engine.tracking.existing_mlflow_runs import has_run
+    from train_core.engine.tracking.follow import show_predictions
     from train_core.engine.tracking.mlflow_runs import MlflowRuns
     from train_core.engine.tracking.models.registered import raise_refused
-    from train_core.engine.tracking.show_stages import show_predictions
 
     folder = RunFolder.at(run_url)
     experiment = folder.record().requested.experiment

@@ -40,7 +40,6 @@ from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.end_status import EndStatus
 from train_core.storage.records.journal import Entry
 from train_core.storage.registered_models.decisions import (
-    gate_result,
     newest_result,
     question_after_training,
 )
@@ -76,7 +75,7 @@ class MlflowRuns:
     """The MLflow runs of one run folder. The constructor creates what is missing of the parent.
 
     The stages of a run that is not `is_live` are not set to running again. `job_url` is the page of
-    the job that drives the run, `outcome` is told in the description where no report tells one yet.
+    the job that drives the run.
     """
 
     def __init__(
@@ -87,10 +86,9 @@ class MlflowRuns:
         *,
         is_live: bool = True,
         job_url: str = "",
-        outcome: Outcome | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        self._is_live = is_live
+        self.is_live = is_live
         self.refusals = refusals or Refusals()
         self.client = passing_client(tracking_uri, self.refusals)
         self.folder = folder
@@ -99,7 +97,6 @@ class MlflowRuns:
         self.experiment_id = experiment_id(self.client, tracking_uri, experiment)
         self._ids: dict[Stage, str] = {}
         self._statuses: dict[Stage, str] = {}
-        self._outcome = outcome
         self.naming: Naming = key_of
         self._reached = Position()
         """How much of the journal was sent by this process, what MLflow refused included."""
@@ -131,7 +128,7 @@ class MlflowRuns:
 
     def set_status(self, stage: Stage, status: Status) -> None:
         """Set the stage's status in MLflow, if it is another one there."""
-        if self.status(stage) == status or (status == "RUNNING" and not self._is_live):
+        if self.status(stage) == status or (status == "RUNNING" and not self.is_live):
             return
         if status in ("RUNNING", "SCHEDULED"):
             self.client.update_run(self.run_id(stage), status)
@@ -139,10 +136,9 @@ class MlflowRuns:
             self.client.set_terminated(self.run_id(stage), status)
         self._statuses[stage] = status
 
-    @property
-    def is_open(self) -> bool:
-        """Whether MLflow shows the run as one that has not ended."""
-        return self.status("pipeline") in ("RUNNING", "SCHEDULED")
+    def is_open(self, stage: Stage = "pipeline") -> bool:
+        """Whether MLflow shows the stage as one that has not ended."""
+        return self.status(stage) in ("RUNNING", "SCHEDULED")
 
     def end(self, status: EndStatus, why: str = "") -> None:
         """End every stage that still runs, the parent last; `why` says why the run has failed.
@@ -156,7 +152,7 @@ class MlflowRuns:
         # A run that is shown afterwards may have its final status in MLflow already.
         if status != EndStatus.FAILED and self._waits():
             self.set_status("pipeline", "SCHEDULED")
-        elif self._is_live or status == EndStatus.FINISHED or self.is_open:
+        elif self.is_live or status == EndStatus.FINISHED or self.is_open():
             self.set_status("pipeline", status)
         if status == EndStatus.FAILED and why:
             self.set_tags("pipeline", {_FAILURE: without_secrets(as_text(why))[:_MAX_TAG]})
@@ -173,12 +169,11 @@ class MlflowRuns:
             return False
         return question is not None and not question.is_answered
 
-    def describe(self, outcome: Outcome | None = None) -> None:
-        """Write the run's description anew, with the outcome once there is one."""
-        self._outcome = outcome or self._outcome or _reported(self.folder)
+    def describe(self) -> None:
+        """Write the run's description anew, with the outcome once there is a report."""
         known = self.client.get_run(self.run_id("pipeline")).data.tags
         decision, flow_run = known.get(_DECISION, ""), known.get(_FLOW_RUN, "")
-        told = self._outcome
+        told = _reported(self.folder)
         if told:
             decision, flow_run = told.decision or decision, told.flow_run or flow_run
         shown = flow_run or (f"`{self.record.flow_run}`" if self.record.flow_run else "")
@@ -331,7 +326,7 @@ class MlflowRuns:
         """
         if told := "; ".join(self.refusals.told):
             self.set_tags("pipeline", {NOT_SHOWN: told[:_MAX_TAG]})
-        elif not self._is_live and self.tag("pipeline", NOT_SHOWN):
+        elif not self.is_live and self.tag("pipeline", NOT_SHOWN):
             self.client.delete_tag(self.run_id("pipeline"), NOT_SHOWN)
 
     def _send_record(self, job_url: str) -> None:
@@ -361,11 +356,7 @@ def _reported(folder: RunFolder) -> Outcome | None:
     """The outcome as the run's report has it; None without a report that can be read."""
     with suppress(CheckpointError, ConfigError):
         report = read_report(folder)
-        if report is None:
-            return None
-        # A person may have answered since the report was written.
-        decision = gate_result(folder, report.gate.decision).summary if report.gate else ""
-        return Outcome(report.best, report.test_metrics, decision)
+        return Outcome.of(folder, report) if report else None
     return None
 
 

@@ -23,7 +23,7 @@ from train_core.loading import load_workload
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.end_status import EndStatus
 from train_core.storage.records.documents import with_checksum
-from train_core.storage.registered_models.decisions import decision_key, gate_result
+from train_core.storage.registered_models.decisions import decision_key
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
@@ -108,7 +108,6 @@ def test_a_run_that_waits_for_a_person_is_scheduled_and_says_so_until_it_has_the
     # Its flow run is suspended as one that is stopped.
     mirror = Mirror(run.folder, tracking_uri, "tests")
     mirror.start()
-    mirror.log_gate(gate_result(run.folder, made))
     assert mirror.flush()
     assert mirror.close(EndStatus.KILLED)
     run.lease.end = EndStatus.KILLED
@@ -175,7 +174,7 @@ def test_a_run_that_was_extended_and_failed_unseen_is_shown_as_failed(
 def test_what_cannot_be_shown_is_told(run: RunBuilder, tracking_uri: str) -> None:
     best = run.commit(range(1, 30), finished=True)
     run.report(best)
-    run.folder.store.delete(f"evaluations/{best.name}-test")
+    run.folder.store.delete(f"evaluations/{best.name}/test")
     run.lease.release()
     with pytest.raises(TrackingError, match=r"has not all of run 'digits-1' .*FileNotFoundError"):
         catch_up(run.folder, tracking_uri)

@@ -98,11 +98,11 @@ def test_a_metric_that_was_not_finite_is_shown_as_nan(run: RunBuilder, tracking_
 
 def test_mirroring_again_adds_nothing(run: RunBuilder, tracking_uri: str) -> None:
     best = run.commit(range(1, 50), finished=True)
-    evaluations = [run.evaluate(best, "validation"), run.evaluate(best, "test")]
+    for split in ("validation", "test"):
+        run.evaluate(best, split)
     for _ in range(2):
         mirror = Mirror(run.folder, tracking_uri, "tests")
         mirror.start()
-        mirror.log_evaluations(evaluations)
         assert mirror.close(EndStatus.FINISHED)
     tested = Counter([("test/accuracy", 0), ("test/loss", 0)])
     assert points(tracking_uri) == expected(range(1, 50)) + tested
@@ -305,10 +305,10 @@ def test_stages_show_their_figures_and_files(run: RunBuilder, tracking_uri: str)
     best = run.commit(range(1, 20), finished=True)
     mirror = Mirror(run.folder, tracking_uri, "tests")
     mirror.start()
-    mirror.begin("evaluate")
-    mirror.log_evaluations([run.evaluate(best, "test")])
-    predictions = run.predict(best)
-    mirror.log_predictions(predictions)
+    with mirror.during("evaluate"):
+        run.evaluate(best, "test")
+    with mirror.during("infer"):
+        predictions = run.predict(best)
     assert mirror.close(EndStatus.FINISHED)
     found, client = stages(tracking_uri), MlflowClient(tracking_uri)
 
@@ -359,12 +359,11 @@ def test_a_result_that_cannot_be_shown_hides_no_other(
     run: RunBuilder, tracking_uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     best = run.commit(range(1, 10), finished=True)
-    lost = run.evaluate(best, "validation")
-    run.folder.store.delete(f"evaluations/{best.name}-validation")
+    run.evaluate(best, "validation")
+    run.folder.store.delete(f"evaluations/{best.name}/validation/confusion_matrix.json")
     mirror = Mirror(run.folder, tracking_uri, "tests")
     mirror.start()
-    mirror.log_evaluations([lost])
-    mirror.log_evaluations([run.evaluate(best, "test")])
+    run.evaluate(best, "test")
     assert mirror.close(EndStatus.FINISHED)
     assert set(points(tracking_uri)) >= {("test/accuracy", 0), ("test/loss", 0)}
     assert "not shown in MLflow" in caplog.text

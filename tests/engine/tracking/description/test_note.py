@@ -70,7 +70,8 @@ def test_the_description_says_in_five_lines_what_became_of_the_run(
     assert begun[3].startswith("- **Running**: since 2026-09-21 ")
     assert begun[3].endswith("nothing is committed yet")
     best = run.commit(range(1, 20), finished=True)
-    mirror.log_outcome(best, {"accuracy": 0.75}, decision="promoted, +0.02 accuracy")
+    decided = run.champion(best)
+    run.outcome(best, {"accuracy": 0.75}, gate=decided)
     assert mirror.close(EndStatus.FINISHED)
     gate, chosen, trained, ended, where = note(tracking_uri)
     data = "train (100 samples, `aaaaaaaaaaaa`), test (10 samples)"
@@ -78,7 +79,7 @@ def test_the_description_says_in_five_lines_what_became_of_the_run(
     assert ended == "- **Ended**: FINISHED, step 19, epoch 1; all epochs are trained"
     metrics = "validation/accuracy 0.519, test/accuracy 0.75"
     assert chosen == f"- **Best**: `{best.name}` (step 19): {metrics}"
-    assert gate == "- **Gate**: promoted, +0.02 accuracy"
+    assert gate == f"- **Gate**: {decided.summary}"
     job = "[Ray's job](http://ray/#/jobs/7)"
     assert where == f"- **Where**: run folder `{run.folder.url}`, flow run `1234-5678`, {job}"
 
@@ -100,14 +101,14 @@ def test_who_mirrors_the_run_later_does_not_forget_what_was_told(
     run: RunBuilder, tracking_uri: str
 ) -> None:
     best = run.commit(range(1, 20), finished=True)
-    run.report(best)
+    decided = run.champion(best)
+    tested: dict[str, float | None] = {"accuracy": 0.9, "loss": 0.3}
+    run.outcome(best, tested, gate=decided, flow_run="[night](http://p/1)")
     mirror = Mirror(run.folder, tracking_uri, "tests", job_url="http://ray/#/jobs/7")
     mirror.start()
-    tested: dict[str, float | None] = {"accuracy": 0.9, "loss": 0.3}
-    mirror.log_outcome(best, tested, decision="kept", flow_run="[night](http://p/1)")
     assert mirror.close(EndStatus.FINISHED)
     before = note(tracking_uri)
-    assert before[0] == "- **Gate**: kept"
+    assert before[0] == f"- **Gate**: {decided.summary}"
     assert "[night](http://p/1)" in before[4]
     run.lease.release()
     catch_up_again(run.folder, tracking_uri)

@@ -99,7 +99,7 @@ def prepare_run(
         _amend(request, folder, held, config)
         workers.start_early(config)
         if mirror is not None:
-            mirror.start()
+            mirror.start(config)
         # From here on the stages of the run close them.
         begun.pop_all()
     prepared = prepared.model_copy(update={"job_url": request.job_url})

@@ -8,11 +8,8 @@ from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri
 from train_core.results import Tracking
-from train_core.storage.committed_validations import committed_validations
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.timing import UPKEEP
-from train_core.storage.predictions import committed_predictions
-from train_core.storage.registered_models.decisions import gate_result, newest_decisions
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import read_report
 from train_core.storage.runs_of_storage import is_run_finished
@@ -40,18 +37,6 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
         mirror = Mirror(folder, tracking_uri, experiment, is_live=False, timing=timing)
         mirror.check()
         mirror.start()
-        if folder.record().config.is_function:
-            mirror.log_evaluations(committed_validations(folder))
-        if report:
-            mirror.log_evaluations(report.evaluations)
-            mirror.log_outcome(report.best, report.test_metrics)
-        # Not the report's: what a person has answered since is no part of it, and a run that waits
-        # for an answer has none.
-        for decision in newest_decisions(folder):
-            mirror.log_gate(gate_result(folder, decision))
-        # The predictions of the report, and those of later batch inferences.
-        for predictions in committed_predictions(folder):
-            mirror.log_predictions(predictions)
         is_sent = mirror.flush(timing.catch_up_s)
         status = EndStatus.FINISHED if is_whole else EndStatus.KILLED
         if held.end == EndStatus.FAILED and not is_whole:

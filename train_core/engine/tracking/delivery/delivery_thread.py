@@ -89,7 +89,7 @@ class Delivery:
         self._timing = timing
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        self._is_connected = self._is_started = self._is_closed = False
+        self._is_connected = self._is_started = self._is_closed = self._is_woken = False
         self._requested = self._completed = 0
         self._outage: Outage | None = None
         self._finish: tuple[int, Callable[[], None]] | None = None
@@ -115,6 +115,12 @@ class Delivery:
         self.connect()
         with self._changed:
             self._is_started = True
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Deliver now, and not when it is time to; in an outage, when the next attempt is due."""
+        with self._changed:
+            self._is_woken = True
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
@@ -160,8 +166,10 @@ class Delivery:
     def _wait_for_request(self, number: int) -> None:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_closed or self._requested >= number, self._timing.poll_s
+                lambda: self._is_closed or self._is_woken or self._requested >= number,
+                self._timing.poll_s,
             )
+            self._is_woken = False
 
     def _has_flushed(self, requested: int, began: float) -> bool:
         is_hopeless = self._outage is not None and self._outage.ends_wait(

@@ -1,4 +1,4 @@
-"""The sender of the mirror: commits, samples of the machine's load, and tasks of the stages.
+"""The sender of the mirror: what the run folder has committed, and samples of the machine's load.
 
 `engine/tracking/__init__.py` lists the whole way of a metric.
 """
@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,13 @@ from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri, without_login_of
 from train_core.policy.mlflow_pages import run_page
 from train_core.quick_imports import garbage_collection_paused
-from train_core.results import CheckpointSummary, GateResult, Tracking
-from train_core.storage.records.names import CHECKPOINTS, CheckpointName
+from train_core.results import Tracking
 from train_core.storage.run_folder import RunFolder
 
 # Loading MLflow takes seconds: it is imported in the delivery's thread, while Ray starts.
 if TYPE_CHECKING:
     from train_core.config import TrainConfig
-    from train_core.engine.tracking.description.note import Outcome
+    from train_core.engine.tracking.follow import Follower
     from train_core.engine.tracking.mlflow_runs import MlflowRuns
     from train_core.engine.tracking.refusals import Refusals
     from train_core.engine.tracking.system import SystemMetrics
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 MAX_SAMPLES = 1000
 _log = logging.getLogger(__name__)
 
-Task = Callable[["MlflowRuns"], None]
-
 
 class RunSender:
-    """Sends MLflow what it does not have of one run. Other threads may use `tasks` only."""
+    """Sends MLflow what it does not have of one run.
+
+    Other threads may use `config`, `running` and `look_again` only.
+    """
 
     def __init__(
         self,
@@ -53,7 +54,10 @@ class RunSender:
         """Why the server refused the first request, if it did."""
         self.tracking = Tracking()
         """Where MLflow shows the run, as far as is known."""
-        self.tasks = Tasks()
+        self.config: TrainConfig | None = None
+        """Has logins that the run's data may need and that run.json does not record."""
+        self.running: set[str] = set()
+        """The stages that run now."""
         self.refusals: Refusals | None = None
         """What MLflow refused, once it was asked for anything."""
         self._folder = folder
@@ -61,11 +65,12 @@ class RunSender:
         self._experiment = experiment
         self._is_live = is_live
         self._job_url = job_url
-        self._commits = Commits(folder)
+        self._follower: Follower | None = None
+        self._is_asked = threading.Event()
+        """Whether to look for new results, too, and not for new commits only."""
+        self._is_asked.set()
         self._samples = SystemSamples(sample_s)
         self._runs: MlflowRuns | None = None
-        self._outcome: Outcome | None = None
-        """What the pipeline ended with, once it is known."""
 
     def connect(self) -> None:
         """Load MLflow, and ask the server whether it refuses."""
@@ -81,19 +86,34 @@ class RunSender:
             described = self.describe(error)
             _log.warning("MLflow does not answer, and is tried again later: %s", described)
 
+    def look_again(self) -> None:
+        """Look for new results with the next delivery."""
+        self._is_asked.set()
+
     def poll(self) -> None:
         """Measure the machine's load while the run is trained here."""
-        if self._is_live and not self._commits.is_complete:
+        if self._is_live and not (self._follower and self._follower.is_complete):
             self._samples.measure()
 
     def deliver(self) -> None:
-        """Send commits, samples and tasks, in this order."""
+        """Send commits, samples and results, in this order."""
         with self._opened_runs() as runs:
-            self._commits.send(runs)
-            if self._commits.is_complete:
+            follower = self._follower
+            assert follower is not None, "it was made with the runs"
+            follower.follow_commits(runs)
+            if follower.is_complete:
                 self._samples.clear()
             self._samples.send(runs)
-            self.tasks.send(runs)
+            if not self._is_asked.is_set():
+                return
+            # Before the folder is read: what is committed meanwhile is asked for again.
+            self._is_asked.clear()
+            try:
+                follower.follow_results(runs, self.running)
+            except Exception:
+                self._is_asked.set()
+                raise
+            self.tracking = self.tracking.model_copy(update={"model_uri": follower.model_uri})
 
     def end(self, status: EndStatus, why: str = "") -> None:
         """End the MLflow runs; `why` says why the run has failed.
@@ -106,46 +126,6 @@ class RunSender:
     def describe(self, error: Exception) -> str:
         """The error's message without the login that the server's address has."""
         return without_login_of(str(error), self._uri)
-
-    def show_outcome(
-        self,
-        runs: MlflowRuns,
-        best: CheckpointSummary,
-        test_metrics: dict[str, float | None],
-        decision: str,
-        flow_run: str,
-    ) -> None:
-        """Show the outcome on the parent run, and tell it in every later description."""
-        from train_core.engine.tracking.description.note import Outcome
-        from train_core.engine.tracking.show_stages import show_outcome
-
-        self._outcome = Outcome(best, test_metrics, decision, flow_run)
-        show_outcome(runs, self._outcome)
-
-    def log_models(
-        self, runs: MlflowRuns, best: CheckpointSummary, config: TrainConfig | None
-    ) -> None:
-        """Complete the models of the kept checkpoints, and note the address of the best one's.
-
-        Only a predictor knows what is in a folder that a training function reported: without one, a
-        model refers to it.
-        """
-        from train_core.engine.tracking.models.kept import log_measured, sync_models
-        from train_core.engine.tracking.models.logged import copy_kept_models
-
-        checkpoints = runs.folder.checkpoints()
-        with runs.refusals.passing("the models of the checkpoints"):
-            sync_models(runs, checkpoints, is_finished=True)
-            log_measured(runs, checkpoints)
-        if runs.folder.newest_request().config.has_workload:
-            uri = copy_kept_models(runs, best, config)
-            self.tracking = self.tracking.model_copy(update={"model_uri": uri})
-
-    def log_gate(self, runs: MlflowRuns, result: GateResult) -> None:
-        """Show what a gate decided, in the run and on the registered model."""
-        from train_core.engine.tracking.models.registered import show_gate
-
-        show_gate(runs, result)
 
     @contextmanager
     def _opened_runs(self) -> Iterator[MlflowRuns]:
@@ -161,6 +141,7 @@ class RunSender:
             raise
 
     def _open_runs(self) -> MlflowRuns:
+        from train_core.engine.tracking.follow import Follower
         from train_core.engine.tracking.mlflow_runs import MlflowRuns
         from train_core.engine.tracking.refusals import Refusals
 
@@ -172,10 +153,12 @@ class RunSender:
             self._experiment,
             is_live=self._is_live,
             job_url=self._job_url,
-            outcome=self._outcome,
             refusals=self.refusals,
         )
         uri, run_id = public_uri(self._uri).rstrip("/"), runs.run_id("pipeline")
+        if self._follower is None or run_id != self.tracking.run_id:
+            self._follower = Follower(self._folder, self.config)
+        self._follower.forget_commits()
         page = run_page(uri, runs.experiment_id, run_id)
         self.tracking = Tracking(
             tracking_uri=uri,
@@ -184,42 +167,7 @@ class RunSender:
             url=page if uri.startswith("http") else "",
             model_uri=self.tracking.model_uri,
         )
-        self._commits.forget_sent()
         return runs
-
-
-class Commits:
-    """The checkpoints that the training commits, with the journal that each covers."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.is_complete = False
-        """Whether the training's last checkpoint was sent."""
-        self._folder = folder
-        self._sent: set[str] | None = None
-        """The names of the commits that were sent; None: nothing was compared with MLflow yet."""
-
-    def forget_sent(self) -> None:
-        """Compare all commits with MLflow when they are sent next."""
-        self._sent = None
-
-    def send(self, runs: MlflowRuns) -> None:
-        """Send the entries that MLflow does not have, if there is a new commit."""
-        from train_core.engine.tracking.show_stages import show_training
-
-        committed = self._committed_names()
-        if self._sent is None or not committed <= self._sent:
-            self.is_complete = show_training(runs)
-            self._sent = committed
-
-    def _committed_names(self) -> set[str]:
-        """The names that look committed. The requests are cheap: they are made at every poll."""
-        parsed = map(CheckpointName.parse, self._folder.store.names(CHECKPOINTS))
-        sent = self._sent or set()
-        return {
-            str(name)
-            for name in parsed
-            if name and (str(name) in sent or self._folder.exists_checkpoint(name))
-        }
 
 
 class SystemSamples:
@@ -254,22 +202,3 @@ class SystemSamples:
             time_s, values = self._samples[0]
             runs.log_system_metrics(values, time_s)
             self._samples.popleft()
-
-
-class Tasks:
-    """The calls by which stages log, in their order; any thread may add one."""
-
-    def __init__(self) -> None:
-        self._pending: deque[Task] = deque()
-
-    def add(self, task: Task) -> None:
-        """Call `task` after all that were added before."""
-        self._pending.append(task)
-
-    def send(self, runs: MlflowRuns) -> None:
-        """Call the tasks. One that cannot be shown is left out; in an outage all are kept."""
-        while self._pending:
-            # It would fail again and keep the later tasks waiting.
-            with runs.refusals.passing("a result"):
-                self._pending[0](runs)
-            self._pending.popleft()

@@ -12,9 +12,10 @@ from train_core.errors import CheckpointError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import TEST, TRAIN, full_names
 from train_core.policy.stop_reasons import StopReason
-from train_core.results import CheckpointSummary
+from train_core.results import CheckpointSummary, Report
 from train_core.storage.coordination import lease
 from train_core.storage.records.run_record import RunRecord
+from train_core.storage.registered_models.decisions import gate_result
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.shown_text import without_secrets
 
@@ -47,6 +48,13 @@ class Outcome:
     """What the gate decided, in a line of Markdown; empty: no gate was asked."""
     flow_run: str = ""
     """The flow run that ended the pipeline, in Markdown; empty: unknown."""
+
+    @classmethod
+    def of(cls, folder: RunFolder, report: Report) -> Outcome:
+        """The outcome that the report of a run tells."""
+        # A person may have answered since the report was written.
+        decision = gate_result(folder, report.gate.decision).summary if report.gate else ""
+        return cls(report.best, report.test_metrics, decision, report.flow_run)
 
     def metrics(self, monitor: str) -> dict[str, float | None]:
         """The monitored metric and those of the test split."""

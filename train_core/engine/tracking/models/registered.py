@@ -180,7 +180,7 @@ def show_gate_at(run_url: str, model: str, version: int, tracking_uri: str) -> N
         )
     runs = MlflowRuns(folder, tracking_uri, experiment, is_live=False)
     show_gate(runs, gate_result(folder, decision))
-    if runs.is_open and lease.holder_of(folder.store) is None:
+    if runs.is_open() and lease.holder_of(folder.store) is None:
         if is_run_finished(folder, folder.report(), folder.newest()):
             runs.end(EndStatus.FINISHED)
         else:
