@@ -13,12 +13,15 @@ from mlflow.entities import Run
 
 from tests.engine.tracking.conftest import MlflowServer
 from tests.engine.tracking.delivery.test_mirror import mirror_once, stages
+from tests.engine.tracking.following import following, mlflow_of
 from tests.engine.tracking.run_builder import RunBuilder
 from train_core.client.isolated import mirror_predictions
-from train_core.engine.tracking.batch_inference import show_batch_inference
+from train_core.engine.tracking.afterwards import show_batch_inference
 from train_core.engine.tracking.delivery.catch_up import catch_up
-from train_core.engine.tracking.follow import show_predictions
-from train_core.engine.tracking.mlflow_runs import MlflowRuns, Stage
+from train_core.engine.tracking.follow import Follower, tracked_run
+from train_core.engine.tracking.mlflow_runs import MlflowRuns
+from train_core.engine.tracking.refusals import Refusals
+from train_core.engine.tracking.tracker import Stage
 from train_core.errors import StageError, TrackingError
 from train_core.results import CheckpointSummary, PredictionsResult
 
@@ -123,14 +126,20 @@ def test_two_batch_inferences_at_once_make_one_nested_run(
 ) -> None:
     best = ended(run, tracking_uri)
     results = [run.predict(best, suffix) for suffix in ("-00000001", "-00000002")]
-    racing = [Racing(run.folder, tracking_uri, "tests", is_live=False) for _ in results]
+    racing = []
+    for _ in results:
+        tracker = mlflow_of(run.folder, tracking_uri)
+        told = tracked_run(run.folder, run.folder.record())
+        tracker.runs = Racing(tracking_uri, "tests", told, Refusals())
+        racing.append(following(run.folder, tracker, is_live=False))
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(show_predictions, racing, results))
+        list(pool.map(Follower.show_predictions, racing, results))
     # `stages` finds one run of each stage, or fails.
     names = shown(tracking_uri)[1]
     assert names == {f"predictions/{result.uri.rpartition('/')[2]}.json" for result in results}
     # Whoever deletes it gets another one with the next inference, and all share that.
     MlflowClient(tracking_uri).delete_run(infer(tracking_uri).info.run_id)
     for result in results:
-        show_predictions(MlflowRuns(run.folder, tracking_uri, "tests", is_live=False), result)
+        tracker = mlflow_of(run.folder, tracking_uri)
+        following(run.folder, tracker, is_live=False).show_predictions(result)
     assert shown(tracking_uri)[1] == names

@@ -22,10 +22,10 @@ from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import Split
 from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.engine.tracking.delivery.mirror import Mirror
-from train_core.engine.tracking.mlflow_runs import MlflowRuns
-from train_core.engine.tracking.models.logged import copy_weights
+from train_core.engine.tracking.mlflow_tracker import MlflowTracker
 from train_core.engine.tracking.models.lookups import model_id_of, unregistered_checkpoints
 from train_core.engine.tracking.serving import SERVED_FILE
+from train_core.engine.tracking.tracker import ModelFiles, TrackedModel
 from train_core.errors import ConfigError, StorageError, TrackingError
 from train_core.loading import load_workload
 from train_core.policy.end_status import EndStatus
@@ -204,24 +204,18 @@ def test_a_checkpoint_is_pinned_lastingly_before_its_model_is_there(
     best, _ = commit_digits(run)
     seen: list[list[str]] = []
 
-    class Watching(MlflowRuns):
-        @property
-        def client(self) -> MlflowClient:
-            # Whatever is asked of MLflow, the pin is there once a model may be.
-            seen.append([found.checkpoint for found in valid_pins(run.folder.store)])
-            return self._client
+    class Watching(MlflowTracker):
+        def model(self, model: TrackedModel, files: ModelFiles | None = None) -> str:
+            if files:
+                seen.append([found.checkpoint for found in valid_pins(run.folder.store)])
+            return super().model(model, files)
 
-        @client.setter
-        def client(self, client: MlflowClient) -> None:
-            self._client = client
-
-    runs = Watching(run.folder, tracking_uri, "tests")
-    assert best.name not in seen[-1]
-    begin = len(seen)
-    copy_weights(runs, run.folder.find(best.name))
-    assert all(pinned == [best.name] for pinned in seen[begin:])
-    assert len(seen) > begin
-    copy_weights(runs, run.folder.find(best.name))
+    run.outcome(best, {"accuracy": 0.75})
+    for _ in range(2):
+        mirror = Mirror(run.folder, tracking_uri, "tests", load_tracker=lambda: Watching)
+        mirror.start()
+        assert mirror.close(EndStatus.FINISHED)
+    assert seen == [[best.name], [best.name]]
     (found,) = valid_pins(run.folder.store)
     assert found.pin is not None
     assert (found.who, found.pin.holder) == (MLFLOW_MODEL, None)

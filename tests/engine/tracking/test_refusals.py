@@ -19,6 +19,7 @@ from requests import HTTPError, Response
 
 from tests.engine.tracking.conftest import MlflowServer
 from tests.engine.tracking.delivery.test_mirror import expected, mirror_once, points, stages
+from tests.engine.tracking.following import following, mlflow_of
 from tests.engine.tracking.refusing_proxy import Proxy, Rule, proxy_of
 from tests.engine.tracking.run_builder import BEGIN_S, RunBuilder
 from tests.engine.tracking.test_models import commit_digits
@@ -30,9 +31,9 @@ from train_core.datasets.protocols import Split
 from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.engine.tracking.delivery.delivery_thread import Timing
 from train_core.engine.tracking.delivery.mirror import Mirror
-from train_core.engine.tracking.mlflow_runs import NOT_SHOWN, MlflowRuns
-from train_core.engine.tracking.mlflow_server import Failure, failure_of
-from train_core.engine.tracking.models.registered import show_gate
+from train_core.engine.tracking.follow import NOT_SHOWN
+from train_core.engine.tracking.mlflow_server import failure_of
+from train_core.engine.tracking.refusals import Failure
 from train_core.engine.tracking.send_metrics import earlier_key_of, key_of
 from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus
@@ -256,7 +257,7 @@ def test_a_run_that_an_earlier_version_began_keeps_the_names_of_its_curves(
     mirror_once(run, tracking_uri)
     client, shown = MlflowClient(tracking_uri), stages(tracking_uri)["pipeline"]
     client.delete_tag(shown.info.run_id, "evertrain.names")
-    runs = MlflowRuns(run.folder, tracking_uri, "tests")
+    runs = mlflow_of(run.folder, tracking_uri).runs
     assert runs.naming("validation/share age<30") == "validation/share age_30"
 
 
@@ -311,11 +312,11 @@ def test_a_registered_model_that_was_renamed_is_followed_and_told(
 ) -> None:
     client, best = MlflowClient(tracking_uri), run.commit(range(1, 10), finished=True)
     result = run.champion(best)
-    show_gate(MlflowRuns(run.folder, tracking_uri, "tests"), result)
+    following(run.folder, mlflow_of(run.folder, tracking_uri)).show_gate(result)
     client.rename_registered_model(MODEL, "digits-of-the-bank")
     client.delete_registered_model_alias("digits-of-the-bank", "champion")
     with caplog.at_level(logging.WARNING):
-        show_gate(MlflowRuns(run.folder, tracking_uri, "tests"), result)
+        following(run.folder, mlflow_of(run.folder, tracking_uri)).show_gate(result)
     assert "is called 'digits-of-the-bank' in MLflow now" in caplog.text
     version = client.get_model_version_by_alias("digits-of-the-bank", "champion")
     assert version.tags["evertrain.run"] == run.folder.name
@@ -335,7 +336,8 @@ def test_a_registered_model_that_was_deleted_is_made_again_and_told(
         run.folder.store.create(decision_key(made), with_checksum(made))
         registry.add_champion(entry_of(run.folder, made, None))
         with caplog.at_level(logging.WARNING):
-            show_gate(MlflowRuns(run.folder, tracking_uri, "tests"), gate_result(run.folder, made))
+            follower = following(run.folder, mlflow_of(run.folder, tracking_uri))
+            follower.show_gate(gate_result(run.folder, made))
         if name == "first":
             assert "was deleted in MLflow" not in caplog.text
             client.delete_registered_model(MODEL)

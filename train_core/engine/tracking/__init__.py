@@ -1,13 +1,13 @@
-"""Everything that imports MLflow.
+"""What trackers show of runs. MLflow is one; everything that imports it is here, too.
 
-A metric on its way to MLflow passes
+A metric on its way to a tracker passes
 
 1. on rank 0: `training/loop`, `checkpoint/journal_buffer`, and `checkpoint/storing_thread`, which
    commits a segment of the journal (`storage/records/journal`) with a checkpoint
-2. in the driver: `delivery/mirror`, which polls the run folder for new commits
-3. `delivery/delivery_thread` and `delivery/run_sender`: send, and send again after a failure
-4. `show_stages`: shows a stage as the run folder records it, in the runs of `mlflow_runs`
-5. `send_metrics`: makes the requests, each with entries of the journal and how far it was sent
+2. in the driver: `delivery/mirror` and `delivery/delivery_thread`, which call
+   `delivery/run_sender` in a loop, and again after a failure
+3. `follow`: reads what the run folder has committed, and shows it by the verbs of `tracker`
+4. `mlflow_tracker`, `mlflow_runs` and `send_metrics`: the verbs as requests to MLflow
 
-`delivery/catch_up` does the same for a run that no process drives: `evertrain mirror`.
+`delivery/catch_up` follows a run that no process drives: `evertrain mirror`.
 """

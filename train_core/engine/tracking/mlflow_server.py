@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -16,9 +15,10 @@ from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 from sqlalchemy.engine import make_url
 
-from train_core.errors import StorageError, TrackingError
+from train_core.engine.tracking import refusals
+from train_core.engine.tracking.refusals import Failure
+from train_core.errors import TrackingError
 from train_core.policy.logins import public_uri, without_login_of
-from train_core.storage.objects.retry_policy import may_pass
 
 _C = TypeVar("_C", bound=MlflowClient)
 _KIND = "mlflow.experimentKind"
@@ -114,19 +114,6 @@ def all_pages(search: Callable[..., Any]) -> list[Any]:
             return found
 
 
-class Failure(Enum):
-    """What a failed request to MLflow calls for."""
-
-    OUTAGE = "outage"
-    """The same request may be answered later."""
-    LOGIN = "login"
-    """It may be answered once a person has renewed a login or a certificate."""
-    GONE = "gone"
-    """The run, the experiment or the page is not there: its id has to be asked for again."""
-    REFUSED = "refused"
-    """The same request is refused again, whenever it is made."""
-
-
 def failure_of(error: BaseException) -> Failure:
     """The kind of an error that a request to MLflow ended with, or what prepared it."""
     if isinstance(error, MlflowException):
@@ -139,9 +126,9 @@ def failure_of(error: BaseException) -> Failure:
         return _of_status(_http_status(error))
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return _of_status(error.response.status_code)
-    if isinstance(error, (requests.RequestException, StorageError)) or may_pass(error):
+    if isinstance(error, requests.RequestException):
         return Failure.OUTAGE
-    return Failure.REFUSED
+    return refusals.failure_of(error)
 
 
 def may_take_half(error: BaseException) -> bool:

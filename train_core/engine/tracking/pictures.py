@@ -1,11 +1,9 @@
-"""The figures of a run in MLflow: of its training, and of its predictions on the test split."""
+"""The figures of a run as files: of its training, and of its predictions."""
 
 from __future__ import annotations
 
 import logging
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from train_core.datasets.protocols import fetch
 from train_core.engine.data.recorded_workload import load_recorded
 from train_core.engine.metrics import figures, score_figures
 from train_core.engine.metrics.scores import Scores, WorstSample
-from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.results import EvaluationResult
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import parse_json
@@ -24,30 +21,19 @@ from train_core.storage.records.journal import read_good_segments
 from train_core.storage.records.manifest import EvaluationManifest, read_manifest
 from train_core.storage.records.names import CONFUSION_MATRIX_JSON, CURVES_PNG, SCORES_JSON
 from train_core.storage.records.verified_files import read_file
-from train_core.storage.run_folder import Commit
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.workload import Workload, indexed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURES = "figures"
-_CURVES_OF = "evertrain.curves_of"
-"""The digest of the last checkpoint whose curves were drawn."""
-_FIGURES_OF = "evertrain.figures_of"
-"""The evaluation whose figures were drawn."""
 _log = logging.getLogger(__name__)
 
 
-def show_curves(runs: MlflowRuns, newest: Commit) -> None:
-    """Draw the curves, the learning rate and the throughput of a training that has ended, once."""
-    stage, store = runs.training, runs.folder.store
-    if runs.tag(stage, _CURVES_OF) == newest.digest:
-        return
-    refused = runs.refusals.count
-    with tempfile.TemporaryDirectory() as folder:
-        picture = Path(folder, CURVES_PNG)
-        picture.write_bytes(figures.curves_until(newest, store))
-        runs.client.log_artifact(runs.run_id(stage), str(picture))
+def training_figures(store: Store, newest: Commit) -> Iterator[tuple[str, bytes]]:
+    """The curves, the learning rate and the throughput of a training that has ended."""
+    yield CURVES_PNG, figures.curves_until(newest, store)
     entries = list(read_good_segments(store, newest.manifest.journal))
     drawn = {
         "learning_rate": figures.learning_rate(entries),
@@ -55,35 +41,42 @@ def show_curves(runs: MlflowRuns, newest: Commit) -> None:
     }
     for name, figure in drawn.items():
         if figure is not None:
-            runs.client.log_figure(runs.run_id(stage), figure, f"{FIGURES}/{name}.png")
-    if runs.refusals.count == refused:
-        runs.set_tags(stage, {_CURVES_OF: newest.digest})
+            yield f"{FIGURES}/{name}.png", figures.png(figure)
 
 
-def show_score_figures(
-    runs: MlflowRuns, result: EvaluationResult, config: TrainConfig | None = None
-) -> None:
-    """Draw what an evaluation's predictions were like, in the run that people tick, once.
+def score_pictures(
+    folder: RunFolder, result: EvaluationResult, config: TrainConfig
+) -> Iterator[tuple[str, bytes]]:
+    """What an evaluation's predictions were like, as files.
 
     `config` has logins that the samples may need and that run.json does not record.
     """
-    if runs.tag("pipeline", _FIGURES_OF) == result.uri:
-        return
-    refused = runs.refusals.count
-    found = _Evaluation(runs, result)
-    for name, figure in found.figures().items():
-        found.log_figure(name, figure)
+    found = _Evaluation(folder, result)
+    yield from found.pictures()
     if (scores := found.scores()) and scores.worst:
-        found.log_worst(scores.worst, config or runs.record.config)
-    if runs.refusals.count == refused:
-        runs.set_tags("pipeline", {_FIGURES_OF: result.uri})
+        yield from found.worst(scores.worst, config)
+
+
+def confusion_picture(
+    result: EvaluationResult, class_names: Sequence[str]
+) -> Iterator[tuple[str, bytes]]:
+    """The confusion matrix of an evaluation, if it has one."""
+    store = Store(result.uri)
+    manifest, _ = read_manifest(store, EvaluationManifest)
+    for file in (file for file in manifest.files if file.name == CONFUSION_MATRIX_JSON):
+        data = read_file(store, file.name, file)
+        found = parse_json(data, f"{store.uri(file.name)} is not JSON")
+        names = class_names or [str(label) for label in found["labels"]]
+        title = f"{result.split}, step {result.checkpoint.step}"
+        figure = figures.confusion_matrix(found["counts"], names, title)
+        yield f"confusion_matrix/{result.split}-{result.checkpoint.name}.png", figures.png(figure)
 
 
 class _Evaluation:
-    """One evaluation, read from its files, and where its figures go."""
+    """One evaluation, read from its files."""
 
-    def __init__(self, runs: MlflowRuns, result: EvaluationResult) -> None:
-        self._runs = runs
+    def __init__(self, folder: RunFolder, result: EvaluationResult) -> None:
+        self._folder = folder
         self._split = result.split
         self._store = Store(result.uri)
         manifest, _ = read_manifest(self._store, EvaluationManifest)
@@ -93,37 +86,38 @@ class _Evaluation:
         self._counts: list[list[int]] = matrix.get("counts", [])
         self._names = [str(label) for label in matrix.get("labels", [])]
 
-    def figures(self) -> dict[str, Figure]:
-        """The figures by their names."""
-        found: dict[str, Figure] = {}
+    def pictures(self) -> Iterator[tuple[str, bytes]]:
+        """The figures of all predictions."""
         if self._counts:
             counts, names = self._counts, self._names
-            found["confusion_matrix"] = figures.confusion_matrix(counts, names, self._title)
+            yield self._figure(
+                "confusion_matrix", figures.confusion_matrix(counts, names, self._title)
+            )
             of_classes = score_figures.class_scores(counts, names)
-            found["per_class"] = score_figures.per_class(of_classes, self._title)
-            self._log_text("per_class.csv", score_figures.class_table(of_classes))
+            yield self._figure("per_class", score_figures.per_class(of_classes, self._title))
+            yield self._text("per_class.csv", score_figures.class_table(of_classes))
         scores = self.scores()
         if scores and scores.bins:
-            found["calibration"] = score_figures.calibration(scores, self._title)
+            yield self._figure("calibration", score_figures.calibration(scores, self._title))
         if scores and scores.score_bins:
-            found["two_classes"] = score_figures.two_classes(scores, self._title)
+            yield self._figure("two_classes", score_figures.two_classes(scores, self._title))
         elif scores and scores.pairs:
-            found["residuals"] = score_figures.residuals(scores, self._title)
-        return found
+            yield self._figure("residuals", score_figures.residuals(scores, self._title))
 
     def scores(self) -> Scores | None:
         """What was collected of the predictions; an earlier version of evertrain collected none."""
         found = self._read(SCORES_JSON)
         return Scores.model_validate(found) if found else None
 
-    def log_worst(self, samples: Sequence[WorstSample], config: TrainConfig) -> None:
-        """Log the worst predicted samples as a table and, if they are images, as a picture."""
+    def worst(
+        self, samples: Sequence[WorstSample], config: TrainConfig
+    ) -> Iterator[tuple[str, bytes]]:
+        """The worst predicted samples as a table and, if they are images, as a picture."""
         heading = ",".join(WorstSample.model_fields)
         rows = (f"{one.index},{one.target},{one.prediction},{one.score}" for one in samples)
-        table = "".join(f"{line}\n" for line in (heading, *rows))
-        self._log_text("worst_examples.csv", table)
+        yield self._text("worst_examples.csv", "".join(f"{line}\n" for line in (heading, *rows)))
         try:
-            workload = load_recorded(self._runs.folder, config)
+            workload = load_recorded(self._folder, config)
             images = _images(workload, self._split, samples)
         except Exception as error:  # noqa: BLE001 (the user's code reads data that may be gone)
             _log.warning("the worst examples are not shown as images: %s", error)
@@ -131,16 +125,13 @@ class _Evaluation:
         if images:
             title = f"{self._title}: worst predictions"
             figure = score_figures.worst_examples(images, samples, self._names, title)
-            self.log_figure("worst_examples", figure)
+            yield self._figure("worst_examples", figure)
 
-    def log_figure(self, name: str, figure: Figure) -> None:
-        """Log a figure under its name."""
-        place = f"{FIGURES}/{self._split}/{name}.png"
-        self._runs.client.log_figure(self._runs.run_id("pipeline"), figure, place)
+    def _figure(self, name: str, figure: Figure) -> tuple[str, bytes]:
+        return f"{FIGURES}/{self._split}/{name}.png", figures.png(figure)
 
-    def _log_text(self, name: str, text: str) -> None:
-        place = f"{FIGURES}/{self._split}/{name}"
-        self._runs.client.log_text(self._runs.run_id("pipeline"), text, place)
+    def _text(self, name: str, text: str) -> tuple[str, bytes]:
+        return f"{FIGURES}/{self._split}/{name}", text.encode()
 
     def _read(self, name: str) -> Any:
         file = self._files.get(name)

@@ -15,9 +15,9 @@ from tests.engine.tracking.run_builder import RunBuilder
 from tests.storage.champions import decision
 from train_core.client.champions import approve
 from train_core.client.isolated import mirror_run
+from train_core.engine.tracking.afterwards import show_gate_at
 from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.engine.tracking.delivery.mirror import Mirror
-from train_core.engine.tracking.models.registered import show_gate_at
 from train_core.errors import RunBusyError, StageError, TrackingError
 from train_core.loading import load_workload
 from train_core.policy.champion.gate_decision import Outcome

@@ -20,8 +20,6 @@ from train_core.config import TrainConfig
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.tracking.delivery.delivery_thread import Timing
 from train_core.engine.tracking.delivery.mirror import Mirror
-from train_core.engine.tracking.mlflow_runs import MlflowRuns
-from train_core.engine.tracking.send_metrics import Position
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.stages import PUBLISH
@@ -248,9 +246,9 @@ def test_a_segment_that_is_gone_is_told_of_when_the_training_is_done(
 @pytest.mark.slow
 def test_an_entry_larger_than_a_request_is_shown_whole(run: RunBuilder, tracking_uri: str) -> None:
     large = entry(1).model_copy(update={"metrics": {f"m/{i}": float(i) for i in range(2500)}})
-    runs = MlflowRuns(run.folder, tracking_uri, "tests")
-    runs.log_entries([large, entry(2)], Position())
-    assert runs.mirrored() == Position(2, 1)
+    run.commit(range(1, 3), entries=[large, entry(2)])
+    mirror_once(run, tracking_uri)
+    assert stages(tracking_uri)["pipeline"].data.tags["evertrain.mirrored"] == "2+1"
     assert len(points(tracking_uri)) == 2501 + 3
 
 

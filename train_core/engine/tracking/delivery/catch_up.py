@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from train_core.engine.tracking.delivery.delivery_thread import TIMING, Timing
-from train_core.engine.tracking.delivery.mirror import Mirror
+from train_core.engine.tracking.delivery.mirror import Mirror, mlflow_tracker
+from train_core.engine.tracking.delivery.run_sender import LoadTracker
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri
@@ -20,7 +21,12 @@ def catch_up_at(run_url: str, tracking_uri: str) -> Tracking:
     return catch_up(RunFolder.at(run_url), tracking_uri)
 
 
-def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> Tracking:
+def catch_up(
+    folder: RunFolder,
+    tracking_uri: str,
+    timing: Timing = TIMING,
+    load_tracker: LoadTracker = mlflow_tracker,
+) -> Tracking:
     """Send MLflow the parts of the run that it missed; return where MLflow shows the run.
 
     Raises RunBusyError if a process drives the run: the mirror of that process catches up by
@@ -34,7 +40,14 @@ def catch_up(folder: RunFolder, tracking_uri: str, timing: Timing = TIMING) -> T
         found = report.model_dump() if report else None
         is_whole = is_run_finished(folder, found, folder.newest(), end=held.end)
         experiment = folder.record().requested.experiment
-        mirror = Mirror(folder, tracking_uri, experiment, is_live=False, timing=timing)
+        mirror = Mirror(
+            folder,
+            tracking_uri,
+            experiment,
+            is_live=False,
+            timing=timing,
+            load_tracker=load_tracker,
+        )
         mirror.check()
         mirror.start()
         is_sent = mirror.flush(timing.catch_up_s)

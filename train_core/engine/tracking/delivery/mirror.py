@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from train_core.engine.tracking.delivery.delivery_thread import TIMING, Delivery, Timing
-from train_core.engine.tracking.delivery.run_sender import RunSender
+from train_core.engine.tracking.delivery.run_sender import LoadTracker, RunSender
+from train_core.engine.tracking.tracker import Tracker
 from train_core.policy.end_status import EndStatus
 from train_core.results import Tracking
 from train_core.storage.run_folder import RunFolder
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from train_core.config import TrainConfig
 
 _log = logging.getLogger(__name__)
+
+
+def mlflow_tracker() -> type[Tracker]:
+    """The tracker that shows runs in MLflow."""
+    from train_core.engine.tracking.mlflow_tracker import MlflowTracker
+
+    return MlflowTracker
 
 
 class Mirror:
@@ -43,6 +51,7 @@ class Mirror:
         is_live: bool = True,
         job_url: str = "",
         timing: Timing = TIMING,
+        load_tracker: LoadTracker = mlflow_tracker,
     ) -> None:
         self._folder = folder
         self._timing = timing
@@ -53,6 +62,7 @@ class Mirror:
             is_live=is_live,
             job_url=job_url,
             sample_s=timing.sample_s,
+            load_tracker=load_tracker,
         )
         self._delivery = Delivery("mirroring into MLflow", self._sender, timing)
 

@@ -9,15 +9,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from train_core.engine.tracking.client_settings import REPEATED_BY_CALLER
+from train_core.engine.tracking.journal_points import points_of, seconds
+from train_core.engine.tracking.tracker import Points, Tracker
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
-from train_core.policy.logins import public_uri, without_login_of
-from train_core.policy.mlflow_pages import run_page
+from train_core.policy.logins import without_login_of
 from train_core.quick_imports import garbage_collection_paused
 from train_core.results import Tracking
 from train_core.storage.run_folder import RunFolder
@@ -26,10 +27,11 @@ from train_core.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from train_core.config import TrainConfig
     from train_core.engine.tracking.follow import Follower
-    from train_core.engine.tracking.mlflow_runs import MlflowRuns
     from train_core.engine.tracking.refusals import Refusals
     from train_core.engine.tracking.system import SystemMetrics
 
+LoadTracker = Callable[[], type[Tracker]]
+"""Imports a kind of tracker, in the delivery's thread."""
 MAX_SAMPLES = 1000
 _log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class RunSender:
         is_live: bool,
         job_url: str,
         sample_s: float,
+        load_tracker: LoadTracker,
     ) -> None:
         self.refusal: TrackingError | None = None
         """Why the server refused the first request, if it did."""
@@ -70,16 +73,16 @@ class RunSender:
         """Whether to look for new results, too, and not for new commits only."""
         self._is_asked.set()
         self._samples = SystemSamples(sample_s)
-        self._runs: MlflowRuns | None = None
+        self._load_tracker = load_tracker
+        self._tracker: Tracker | None = None
 
     def connect(self) -> None:
-        """Load MLflow, and ask the server whether it refuses."""
+        """Load the tracker, and ask it whether it refuses."""
         REPEATED_BY_CALLER.apply()
-        with garbage_collection_paused():
-            from train_core.engine.tracking.mlflow_server import contact
-
         try:
-            contact(self._uri, self._experiment)
+            with garbage_collection_paused():
+                tracker = self._load_tracker()
+            tracker.contact(self._uri, self._experiment)
         except TrackingError as error:
             self.refusal = error
         except Exception as error:  # noqa: BLE001 (the client raises what its transport raises)
@@ -97,77 +100,70 @@ class RunSender:
 
     def deliver(self) -> None:
         """Send commits, samples and results, in this order."""
-        with self._opened_runs() as runs:
-            follower = self._follower
-            assert follower is not None, "it was made with the runs"
-            follower.follow_commits(runs)
+        with self._opened() as (tracker, follower):
+            follower.follow_commits()
             if follower.is_complete:
                 self._samples.clear()
-            self._samples.send(runs)
+            self._samples.send(tracker, self._begun_s)
             if not self._is_asked.is_set():
                 return
             # Before the folder is read: what is committed meanwhile is asked for again.
             self._is_asked.clear()
             try:
-                follower.follow_results(runs, self.running)
+                follower.follow_results(self.running)
             except Exception:
                 self._is_asked.set()
                 raise
             self.tracking = self.tracking.model_copy(update={"model_uri": follower.model_uri})
 
     def end(self, status: EndStatus, why: str = "") -> None:
-        """End the MLflow runs; `why` says why the run has failed.
+        """End the run in the tracker; `why` says why the run has failed.
 
-        Deliver nothing afterwards: it would show them as running.
+        Deliver nothing afterwards: it would show the run as running.
         """
-        with self._opened_runs() as runs:
-            runs.end(status, why)
+        with self._opened() as (_, follower):
+            follower.end(status, why)
 
     def describe(self, error: Exception) -> str:
         """The error's message without the login that the server's address has."""
         return without_login_of(str(error), self._uri)
 
     @contextmanager
-    def _opened_runs(self) -> Iterator[MlflowRuns]:
+    def _opened(self) -> Iterator[tuple[Tracker, Follower]]:
         try:
-            is_open = self._runs is not None
-            if self._runs is None:
-                self._runs = self._open_runs()
-            self._runs.refusals.are_ids_new = not is_open
-            yield self._runs
+            is_open = self._tracker is not None
+            tracker, follower = self._tracker or self._open_tracker(), self._follower
+            assert self.refusals, "they are made with the tracker"
+            assert follower, "it is made with the tracker"
+            self.refusals.are_ids_new = not is_open
+            yield tracker, follower
         except Exception:
-            # The next attempt asks for all ids again: the runs may have been deleted meanwhile.
-            self._runs = None
+            # The next attempt asks for all ids again: the run may have been deleted meanwhile.
+            self._tracker = None
             raise
 
-    def _open_runs(self) -> MlflowRuns:
-        from train_core.engine.tracking.follow import Follower
-        from train_core.engine.tracking.mlflow_runs import MlflowRuns
+    def _open_tracker(self) -> Tracker:
+        from train_core.engine.tracking.follow import Follower, tracked_run
         from train_core.engine.tracking.refusals import Refusals
 
-        self.refusals = self.refusals or Refusals(self.describe)
+        load = self._load_tracker()
+        self.refusals = self.refusals or Refusals(self.describe, load.failure_of)
         self.refusals.are_ids_new = True
-        runs = MlflowRuns(
+        self._follower = self._follower or Follower(
             self._folder,
-            self._uri,
-            self._experiment,
+            self.refusals,
             is_live=self._is_live,
             job_url=self._job_url,
-            refusals=self.refusals,
+            config=self.config,
         )
-        uri, run_id = public_uri(self._uri).rstrip("/"), runs.run_id("pipeline")
-        if self._follower is None or run_id != self.tracking.run_id:
-            self._follower = Follower(self._folder, self.config)
-        self._follower.forget_commits()
-        page = run_page(uri, runs.experiment_id, run_id)
-        self.tracking = Tracking(
-            tracking_uri=uri,
-            experiment_id=runs.experiment_id,
-            run_id=run_id,
-            url=page if uri.startswith("http") else "",
-            model_uri=self.tracking.model_uri,
-        )
-        return runs
+        record = self._folder.record()
+        self._begun_s = seconds(record.created_at)
+        run = tracked_run(self._folder, record, self._job_url)
+        tracker = load(self._uri, self._experiment, run, self.refusals)
+        self._follower.begin(tracker, record)
+        self.tracking = tracker.place.model_copy(update={"model_uri": self.tracking.model_uri})
+        self._tracker = tracker
+        return tracker
 
 
 class SystemSamples:
@@ -196,9 +192,11 @@ class SystemSamples:
         """Drop the samples that were not sent."""
         self._samples.clear()
 
-    def send(self, runs: MlflowRuns) -> None:
-        """Send the samples, oldest first."""
+    def send(self, tracker: Tracker, begun_s: float) -> None:
+        """Send the samples, oldest first, at steps that no other sample has."""
         while self._samples:
             time_s, values = self._samples[0]
-            runs.log_system_metrics(values, time_s)
+            # Seconds since the run began: the same when sent again, and growing over attempts.
+            step = max(int(time_s - begun_s), 0)
+            tracker.metrics("train", [Points(points_of(values, step, time_s))])
             self._samples.popleft()

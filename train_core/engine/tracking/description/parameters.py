@@ -1,4 +1,4 @@
-"""The facts of run.json as MLflow's parameters; those that were set are there once more, apart."""
+"""The facts of run.json as parameters; those that were set are there once more, apart."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mlflow.entities import Param
 from pydantic_core import to_jsonable_python
 
 from train_core.config import TrainConfig
-from train_core.engine.tracking.send_metrics import Naming
 from train_core.errors import WorkloadError
 from train_core.loading import workload_class
 from train_core.storage.records.run_record import RunRecord
@@ -26,7 +24,7 @@ DIGEST_CHARS = 12
 _MAX_LENGTH = 6000
 
 
-def parameters(record: RunRecord, naming: Naming) -> list[Param]:
+def parameters(record: RunRecord) -> dict[str, str]:
     """The configuration, the workload's settings, the pipeline's parameters and the data.
 
     Each is there under its name, whether somebody set it or not; `set.` and the name is there for
@@ -35,7 +33,7 @@ def parameters(record: RunRecord, naming: Naming) -> list[Param]:
     apart = {f"{SET}{name}": value for name, value in set_parameters(record).items()}
     found = _all(record) | apart | _data(record)
     # A record of an earlier version, or one that somebody wrote, may have passwords.
-    return [Param(naming(without_secrets(key)), _text(value)) for key, value in found.items()]
+    return {without_secrets(key): _text(value) for key, value in found.items()}
 
 
 def set_parameters(record: RunRecord) -> dict[str, Any]:

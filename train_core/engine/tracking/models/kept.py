@@ -7,16 +7,12 @@ mirrored next, unless a registered version points to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from mlflow.entities import LoggedModel, LoggedModelStatus
 
-from train_core.engine.tracking.client_settings import ONE_QUESTION
-from train_core.engine.tracking.description.datasets import dataset_id
-from train_core.engine.tracking.existing_mlflow_runs import has_run
-from train_core.engine.tracking.mlflow_runs import MlflowRuns, seconds
+from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.engine.tracking.mlflow_server import all_pages
 from train_core.engine.tracking.models.lookups import (
     CHECKPOINT_TAG,
@@ -25,13 +21,8 @@ from train_core.engine.tracking.models.lookups import (
     is_copied,
     registered_models,
 )
-from train_core.engine.tracking.send_metrics import ModelLink, Naming
-from train_core.errors import CheckpointError
-from train_core.policy.end_status import EndStatus
-from train_core.policy.metric_names import TEST, VALIDATION, full_names, only
-from train_core.results import EvaluationResult
-from train_core.storage.records.names import CheckpointName
-from train_core.storage.run_folder import Commit, RunFolder
+from train_core.engine.tracking.send_metrics import ModelLink
+from train_core.engine.tracking.tracker import Measured, Point, TrackedModel
 
 REFERENCED = "referenced"
 """The weights of a model are in its checkpoint only."""
@@ -49,55 +40,44 @@ def known_models(runs: MlflowRuns) -> dict[str, LoggedModel]:
     return runs.known_models
 
 
-def model_of(runs: MlflowRuns, checkpoint: Commit) -> LoggedModel:
+def model_of(runs: MlflowRuns, shown: TrackedModel) -> LoggedModel:
     """The checkpoint's model, which is created once, as one that refers to it."""
     known = known_models(runs)
-    model = known.get(checkpoint.digest)
+    model = known.get(shown.digest)
     if model is None:
-        model = _create(runs, checkpoint)
+        model = _create(runs, shown)
     if model.status != LoggedModelStatus.READY:
         if WEIGHTS_TAG not in model.tags:
             # An earlier version of evertrain did not come to copy all of it.
             runs.client.set_logged_model_tags(model.model_id, {WEIGHTS_TAG: REFERENCED})
         model = runs.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
-    known[checkpoint.digest] = model
+    known[shown.digest] = model
     return model
 
 
-def log_evaluation(runs: MlflowRuns, result: EvaluationResult, created_at: str) -> None:
-    """Log the metrics of a checkpoint on a split, also for its model if the checkpoint is there.
-
-    Those on the test split are values that the run ends with; the others are in `evaluate`, at the
-    checkpoint's step. What the model has already is not logged again.
-    """
-    values, model = full_names(result.split, result.metrics), None
-    name = CheckpointName.parse(result.checkpoint.name)
-    passing = runs.refusals.passing(f"the model of {result.checkpoint.name}")
-    with passing, suppress(FileNotFoundError, CheckpointError):
-        model = model_of(runs, runs.folder.checkpoint(name)) if name else None
-    link = _link(runs, model, result.split) if model else None
-    step, time_s = result.checkpoint.step, seconds(created_at)
-    if result.split == TEST and runs.training == "pipeline":
-        runs.log_final_values(values, step=step, time_s=time_s, link=link)
-    else:
-        new = _lacking(model, values, runs.naming)
-        runs.log_metrics("evaluate", new, step=step, time_s=time_s, link=link)
+def link_of(runs: MlflowRuns, of: Measured) -> ModelLink | None:
+    """What links metrics to the model, and to the data; None: MLflow has no such model."""
+    model = known_models(runs).get(of.model)
+    if model is None:
+        return None
+    data = (of.data.name, runs.digest_of(of.data)) if of.data else ()
+    return ModelLink(model.model_id, *data)
 
 
-def sync_models(runs: MlflowRuns, checkpoints: Sequence[Commit], *, is_finished: bool) -> None:
-    """Create the models of the kept checkpoints, and delete those of deleted ones.
+def lacking(runs: MlflowRuns, of: Measured | None, points: Iterable[Point]) -> list[Point]:
+    """The points of metrics that the model does not have."""
+    model = known_models(runs).get(of.model) if of else None
+    has = {metric.key for metric in model.metrics or []} if model else set()
+    given = {name for digest, name in runs.measured if of and digest == of.model}
+    return [one for one in points if one.name not in given and runs.naming(one.name) not in has]
 
-    `checkpoints` are those that are there, oldest first. While the training goes on, one without a
-    validation gets no model: most of them are soon deleted.
-    """
-    for checkpoint in _with_weights(checkpoints):
-        if is_finished or checkpoint.manifest.validated or checkpoint.manifest.reported:
-            model_of(runs, checkpoint)
-    kept = {checkpoint.digest for checkpoint in checkpoints}
+
+def delete_gone(runs: MlflowRuns, kept: Sequence[str], is_there: Callable[[str], bool]) -> None:
+    """Delete the models of deleted checkpoints, unless a registered version points to them."""
     gone = {
         digest: model
         for digest, model in known_models(runs).items()
-        if digest not in kept and not _is_there(runs.folder, model)
+        if digest not in kept and not is_there(model.tags.get(CHECKPOINT_TAG, ""))
     }
     copied = [model for model in gone.values() if is_copied(model)]
     # A version that somebody registered serves although its checkpoint is gone.
@@ -109,75 +89,15 @@ def sync_models(runs: MlflowRuns, checkpoints: Sequence[Commit], *, is_finished:
         del known_models(runs)[digest]
 
 
-def log_measured(runs: MlflowRuns, checkpoints: Sequence[Commit]) -> None:
-    """Give models the metrics that were measured while training and that no evaluation gave them.
-
-    A model that has a metric of a name gets no second one: an evaluation's has the same value.
-    """
-    runs.known_models = None
-    is_function, logged = runs.record.config.is_function, False
-    for checkpoint in _with_weights(checkpoints):
-        if not (checkpoint.manifest.validated or is_function):
-            continue
-        model = model_of(runs, checkpoint)
-        values = checkpoint.metrics if is_function else only(VALIDATION, checkpoint.metrics)
-        numbers = {name: value for name, value in values.items() if value is not None}
-        new = _lacking(model, numbers, runs.naming)
-        link = _link(runs, model, "" if is_function else VALIDATION)
-        created_s = seconds(checkpoint.manifest.created_at)
-        runs.log_metrics("evaluate", new, step=checkpoint.step, time_s=created_s, link=link)
-        logged = logged or bool(new)
-    if logged:
-        runs.set_status("evaluate", EndStatus.FINISHED)
-
-
-def forget_deleted(run_url: str, tracking_uri: str) -> None:
-    """Delete the models of checkpoints that are not in the run's folder any more."""
-    ONE_QUESTION.apply()
-    folder = RunFolder.at(run_url)
-    experiment = folder.record().requested.experiment
-    if not has_run(folder, tracking_uri, experiment):
-        return
-    runs = MlflowRuns(folder, tracking_uri, experiment, is_live=False)
-    sync_models(runs, folder.checkpoints(), is_finished=False)
-
-
-def _with_weights(checkpoints: Sequence[Commit]) -> list[Commit]:
-    """Without the one that stands for the end of a training function, which has no files."""
-    return [one for one in checkpoints if not one.manifest.is_function_end]
-
-
-def _link(runs: MlflowRuns, model: LoggedModel, split: str) -> ModelLink:
-    """What links metrics to the model, and to the split's data if the run has recorded them."""
-    is_known = split in runs.record.datasets
-    return ModelLink(model.model_id, *(dataset_id(runs.record, split) if is_known else ()))
-
-
-def _create(runs: MlflowRuns, checkpoint: Commit) -> LoggedModel:
-    manifest = checkpoint.manifest
-    facts = {"step": manifest.step, "epoch": manifest.epoch, "samples_seen": manifest.samples_seen}
+def _create(runs: MlflowRuns, shown: TrackedModel) -> LoggedModel:
     return runs.client.create_logged_model(
         runs.experiment_id,
-        name=f"{runs.record.config.workload.rpartition(':')[2]}-{checkpoint.name}",
+        name=shown.name,
         source_run_id=runs.run_id("pipeline"),
-        params={key: str(value) for key, value in facts.items()},
+        params=dict(shown.parameters),
         tags={
-            DIGEST_TAG: checkpoint.digest,
-            CHECKPOINT_TAG: runs.folder.store.uri(checkpoint.key),
+            DIGEST_TAG: shown.digest,
+            CHECKPOINT_TAG: shown.checkpoint,
             WEIGHTS_TAG: REFERENCED,
         },
     )
-
-
-def _is_there(folder: RunFolder, model: LoggedModel) -> bool:
-    """Whether the checkpoint is there, though it may be damaged."""
-    name = CheckpointName.parse(model.tags.get(CHECKPOINT_TAG, "").rpartition("/")[2])
-    return name is not None and folder.exists_checkpoint(name)
-
-
-def _lacking(
-    model: LoggedModel | None, values: Mapping[str, float | None], naming: Naming
-) -> Mapping[str, float | None]:
-    """The metrics that the model does not have."""
-    has = {metric.key for metric in model.metrics or []} if model else set()
-    return {name: value for name, value in values.items() if naming(name) not in has}

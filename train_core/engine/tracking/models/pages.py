@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from mlflow import MlflowClient
 
 from train_core.engine.tracking.send_metrics import key_of
+from train_core.engine.tracking.tracker import GATE_TAG
 from train_core.policy.metric_names import TEST, full_name
 from train_core.results import ChampionEntry, Decision, GateResult
 from train_core.text.shown_text import shown
 
-GATE_TAG = "evertrain.gate"
 _OURS = re.compile(r"\*\*Version \d+ serves\*\* since ")
 """How a description begins that evertrain wrote."""
 MOST_CHAMPIONS, _MOST_CHARS = 8, 300
