@@ -10,7 +10,7 @@ An import goes down this list only:
     runs_of_storage        the runs of a storage, and whether one is over
     addresses              what people call a run or a checkpoint
     predictions            what batch inferences committed
-    committed_validations  what validation functions of a training function measured
+    evaluations            what measured checkpoints
     run_checks             what is checked before a folder is used
     run_reports            what report.json says
     run_folder             reads a run; its docstring has the layout
