@@ -112,15 +112,15 @@ MUTANTS = (
     ),
     Mutant(
         "a point mirrored twice: the entries of the last step that was sent",
-        "train_core/engine/tracking/send_metrics.py",
+        "train_core/engine/tracking/journal_points.py",
         "after.entries if step == after.step else 0",
         "0",
     ),
     Mutant(
         "a point mirrored twice: the position lags behind its metrics",
-        "train_core/engine/tracking/send_metrics.py",
-        "        position = Position(step, len(found))\n",
-        "        position = Position(step, len(found) - 1)\n",
+        "train_core/engine/tracking/journal_points.py",
+        "            position = Position(step, len(found))\n",
+        "            position = Position(step, len(found) - 1)\n",
     ),
     Mutant(
         "a signal that is ignored: SIGTERM of a command",

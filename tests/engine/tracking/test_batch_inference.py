@@ -18,9 +18,10 @@ from tests.engine.tracking.run_builder import RunBuilder
 from train_core.client.isolated import mirror_predictions
 from train_core.engine.tracking.afterwards import show_batch_inference
 from train_core.engine.tracking.delivery.catch_up import catch_up
-from train_core.engine.tracking.follow import Follower, tracked_run
+from train_core.engine.tracking.follow import tracked_run
 from train_core.engine.tracking.mlflow_runs import MlflowRuns
 from train_core.engine.tracking.refusals import Refusals
+from train_core.engine.tracking.show_results import show_predictions
 from train_core.engine.tracking.tracker import Stage
 from train_core.errors import StageError, TrackingError
 from train_core.results import CheckpointSummary, PredictionsResult
@@ -131,9 +132,9 @@ def test_two_batch_inferences_at_once_make_one_nested_run(
         tracker = mlflow_of(run.folder, tracking_uri)
         told = tracked_run(run.folder, run.folder.record())
         tracker.runs = Racing(tracking_uri, "tests", told, Refusals())
-        racing.append(following(run.folder, tracker, is_live=False))
+        racing.append(following(run.folder, tracker, is_live=False).shown)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(Follower.show_predictions, racing, results))
+        list(pool.map(show_predictions, racing, results))
     # `stages` finds one run of each stage, or fails.
     names = shown(tracking_uri)[1]
     assert names == {f"predictions/{result.uri.rpartition('/')[2]}.json" for result in results}
@@ -141,5 +142,5 @@ def test_two_batch_inferences_at_once_make_one_nested_run(
     MlflowClient(tracking_uri).delete_run(infer(tracking_uri).info.run_id)
     for result in results:
         tracker = mlflow_of(run.folder, tracking_uri)
-        following(run.folder, tracker, is_live=False).show_predictions(result)
+        show_predictions(following(run.folder, tracker, is_live=False).shown, result)
     assert shown(tracking_uri)[1] == names

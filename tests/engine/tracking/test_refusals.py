@@ -35,6 +35,7 @@ from train_core.engine.tracking.follow import NOT_SHOWN
 from train_core.engine.tracking.mlflow_server import failure_of
 from train_core.engine.tracking.refusals import Failure
 from train_core.engine.tracking.send_metrics import earlier_key_of, key_of
+from train_core.engine.tracking.show_results import show_gate
 from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.results import CheckpointSummary
@@ -312,11 +313,11 @@ def test_a_registered_model_that_was_renamed_is_followed_and_told(
 ) -> None:
     client, best = MlflowClient(tracking_uri), run.commit(range(1, 10), finished=True)
     result = run.champion(best)
-    following(run.folder, mlflow_of(run.folder, tracking_uri)).show_gate(result)
+    show_gate(following(run.folder, mlflow_of(run.folder, tracking_uri)).shown, result)
     client.rename_registered_model(MODEL, "digits-of-the-bank")
     client.delete_registered_model_alias("digits-of-the-bank", "champion")
     with caplog.at_level(logging.WARNING):
-        following(run.folder, mlflow_of(run.folder, tracking_uri)).show_gate(result)
+        show_gate(following(run.folder, mlflow_of(run.folder, tracking_uri)).shown, result)
     assert "is called 'digits-of-the-bank' in MLflow now" in caplog.text
     version = client.get_model_version_by_alias("digits-of-the-bank", "champion")
     assert version.tags["evertrain.run"] == run.folder.name
@@ -337,7 +338,7 @@ def test_a_registered_model_that_was_deleted_is_made_again_and_told(
         registry.add_champion(entry_of(run.folder, made, None))
         with caplog.at_level(logging.WARNING):
             follower = following(run.folder, mlflow_of(run.folder, tracking_uri))
-            follower.show_gate(gate_result(run.folder, made))
+            show_gate(follower.shown, gate_result(run.folder, made))
         if name == "first":
             assert "was deleted in MLflow" not in caplog.text
             client.delete_registered_model(MODEL)

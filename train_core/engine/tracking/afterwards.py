@@ -9,6 +9,9 @@ from __future__ import annotations
 from train_core.engine.tracking.client_settings import ONE_QUESTION
 from train_core.engine.tracking.follow import Follower, tracked_run
 from train_core.engine.tracking.refusals import Refusals
+from train_core.engine.tracking.show_models import show_models
+from train_core.engine.tracking.show_results import show_gate, show_predictions
+from train_core.engine.tracking.shown_run import describe
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri
@@ -32,7 +35,7 @@ def show_batch_inference(run_url: str, predictions_url: str, tracking_uri: str) 
     follower, refusals = _follower(folder, tracking_uri)
     for result in committed_predictions(folder):
         if result.uri == predictions_url:
-            follower.show_predictions(result)
+            show_predictions(follower.shown, result)
     _raise_refused(folder, refusals)
 
 
@@ -49,13 +52,13 @@ def show_gate_at(run_url: str, model: str, version: int, tracking_uri: str) -> N
             f"`evertrain mirror {folder.name}` shows it there"
         )
     follower, refusals = _follower(folder, tracking_uri)
-    follower.show_gate(gate_result(folder, decision))
-    if follower.is_open() and lease.holder_of(folder.store) is None:
+    show_gate(follower.shown, gate_result(folder, decision))
+    if follower.shown.is_open() and lease.holder_of(folder.store) is None:
         if is_run_finished(folder, folder.report(), folder.newest()):
             follower.end(EndStatus.FINISHED)
         else:
             # It has stages left, at whose end its driver ends it.
-            follower.describe()
+            describe(follower.shown)
     _raise_refused(folder, refusals)
 
 
@@ -64,7 +67,7 @@ def forget_deleted(run_url: str, tracking_uri: str) -> None:
     folder = RunFolder.at(run_url)
     if _has_run(folder, tracking_uri):
         follower, _ = _follower(folder, tracking_uri)
-        follower.show_models(folder.checkpoints(), is_finished=False)
+        show_models(follower.shown, folder.checkpoints(), is_finished=False)
 
 
 def _has_run(folder: RunFolder, tracking_uri: str) -> bool:

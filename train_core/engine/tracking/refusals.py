@@ -56,6 +56,8 @@ class Refusals:
         self._failure_of = failure_of
         self._told: dict[str, None] = {}
         self._failures: dict[str, int] = {}
+        self._counted: Exception | None = None
+        """The failure that was counted last."""
         self.parts: set[str] = set()
         """What was refused already, so that nothing large is sent a second time."""
 
@@ -75,11 +77,16 @@ class Refusals:
             self.add(what, error)
         else:
             self._failures.pop(what, None)
+            self._counted = None
 
     def are_final(self, what: str, error: Exception) -> bool:
         """Whether to go on without `what`: asking again would not help."""
         kind = self._failure_of(error)
         if kind is Failure.OUTAGE:
+            if error is self._counted:
+                # Of a part within this one.
+                return False
+            self._counted = error
             # An upload that a proxy cuts off, or an error of the server's own: no outage ends that.
             self._failures[what] = self._failures.get(what, 0) + 1
             return self._failures[what] >= _PATIENCE and self.answers()
