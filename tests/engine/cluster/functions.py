@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from train_core.engine.distributed.rendezvous import Membership
+from train_core.engine.cluster.rank_order import Rank
 from train_core.errors import UserCodeError, users_code
 
 
@@ -18,6 +18,23 @@ def double(number: int) -> tuple[int, int]:
     """The number twice, and by which process."""
     time.sleep(0.05)
     return 2 * number, os.getpid()
+
+
+def pid() -> int:
+    """By which process it was called."""
+    return os.getpid()
+
+
+def pid_after(mark: str) -> int:
+    """By which process it was called, once there is a file of that name."""
+    while not Path(mark).exists():
+        time.sleep(0.01)
+    return os.getpid()
+
+
+def die_after(mark: str) -> None:
+    """Kills its process once there is a file of that name."""
+    os.kill(pid_after(mark), signal.SIGKILL)
 
 
 def die_once(number: int, mark: str) -> int:
@@ -50,9 +67,9 @@ def get_sigterm(number: int) -> tuple[int, bool]:
         return os.getpid(), threading.current_thread() is threading.main_thread()
 
 
-def fail_after_the_others(own: Membership) -> Any:
+def fail_after_the_others(rank: Rank) -> Any:
     """Rank 0 tells of a broken connection at once, rank 1 of its bug a little later."""
-    if own.rank == 0:
+    if rank.rank == 0:
         raise ConnectionError("rank 0: gloo: closed by peer")
     time.sleep(0.3)
     raise UserCodeError("train", "rank 1: KeyError: 'x'")

@@ -15,9 +15,9 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 
 from train_core import TrainConfig
 from train_core.config import available_cpus
+from train_core.engine.cluster.outcomes import values
 from train_core.engine.cluster.pool import WorkerPool
-from train_core.engine.cluster.pool_settings import POOL_SETTINGS
-from train_core.engine.cluster.runtime import start_ray
+from train_core.engine.cluster.runtime import POOL_SETTINGS, start_ray
 from train_core.engine.cluster.timing import Timing
 from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import UserCodeError
@@ -83,15 +83,16 @@ def test_a_worker_that_dies_fails_the_stage_and_the_next_try_has_new_ones(
     shards = [(number, str(tmp_path / "died")) for number in range(3)]
     with pytest.raises(ConnectionError, match=r"evaluates or infers \(call 2 of 3\) died"):
         pool.map(f"{HERE}:die_once", shards)
-    assert not pool.has_workers_for(CONFIG)
+    assert not pool.is_placed(CONFIG)
     pool.start(CONFIG)
     assert pool.map(f"{HERE}:die_once", shards) == [0, 1, 2]
 
 
 def test_a_bug_that_is_told_after_its_consequence_is_the_cause(pool: WorkerPool) -> None:
     pool.start(CONFIG)
+    outcomes = pool.run_ranks(f"{HERE}:fail_after_the_others", lambda rank: (rank,), check=int)
     with pytest.raises(UserCodeError, match="KeyError"):
-        pool.run_ranks("g", f"{HERE}:fail_after_the_others", lambda own: (own,), check=int)
+        values({f"rank {rank}": one for rank, one in enumerate(outcomes.values())}, "")
     pool.close()
 
 
@@ -114,8 +115,8 @@ def test_one_that_has_ended_starts_no_worker() -> None:
     pool.end()
     with pytest.raises(ConnectionError, match="the driver ends"):
         pool.start(CONFIG)
-    pool.replace()
-    assert not pool.has_workers_for(CONFIG)
+    pool.replace_all()
+    assert not pool.is_placed(CONFIG)
 
 
 def num_groups() -> int:
@@ -189,7 +190,7 @@ def test_a_stage_keeps_the_workers_for_which_another_one_waits(own_pool: OwnPool
     with no_free_cpu() as free, ThreadPoolExecutor(1) as thread:
         pool.start(CONFIG)
         other = thread.submit(pool.map, f"{HERE}:double", [(1,), (2,)])
-        while not pool._one_at_a_time.locked():
+        while not pool._calling.locked():
             assert not other.done()
         assert workers.for_scoring(CONFIG) is pool
         free()
@@ -204,8 +205,8 @@ def test_a_stage_keeps_workers_that_may_soon_be_placed(own_pool: OwnPool) -> Non
     workers._pool = pool
     with no_free_cpu() as free, ThreadPoolExecutor(1) as thread:
         pool.start(CONFIG)
-        started = pool._workers
+        started = pool._slots
         found = thread.submit(workers.for_scoring, CONFIG)
         free()
         assert found.result() is pool
-    assert pool._workers is started
+    assert pool._slots is started

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-POOL = "from train_core.engine.cluster.pool_settings import POOL_SETTINGS as settings\n"
+POOL = "from train_core.engine.cluster.runtime import POOL_SETTINGS as settings\n"
 OTHER = "settings = RaySettings()\n"
 
 

@@ -24,8 +24,7 @@ from tests.storage.doubles.faulty_store import FaultyStore
 from train_core.client.champions import approve, rollback
 from train_core.config.gate_options import GateOptions
 from train_core.engine.cluster.pool import WorkerPool
-from train_core.engine.cluster.pool_settings import POOL_SETTINGS
-from train_core.engine.cluster.runtime import start_ray
+from train_core.engine.cluster.runtime import POOL_SETTINGS, start_ray
 from train_core.engine.driver.gate_stages import Gate
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.scoring.evaluate import evaluate

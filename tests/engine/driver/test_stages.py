@@ -88,9 +88,6 @@ class PoolHere(WorkerPool):
         super().__init__(config)
         self._then = then
 
-    def has_workers_for(self, config: TrainConfig) -> bool:
-        return True
-
     def map(
         self,
         function: str,

@@ -51,6 +51,20 @@ class RaySettings:
     """The memory for objects of a local Ray; None: as Ray decides."""
 
 
+POOL_SETTINGS = RaySettings(
+    environment={
+        # Ray's default gives way to every other process, also to those that only watch the
+        # training.
+        "RAY_worker_niceness": "0",
+        # The pool itself tells its workers which GPUs they see.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    },
+    # Nothing is put there but a task's results; its memory is reserved at the start, 1 s for 7 GB.
+    object_store_bytes=256 * 2**20,
+)
+"""What the pool of workers wants of Ray."""
+
+
 def check_folders() -> None:
     """Raise ConfigError if a Ray of this machine could not write into its folders."""
     named = next((one for one in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(one)), "")
@@ -149,6 +163,15 @@ def _check_runtime_env(config: TrainConfig) -> None:
         RuntimeEnv(**config.runtime_env)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"runtime_env is refused by Ray: {error}") from error
+
+
+def driver_host(config: TrainConfig) -> str:
+    """The address of this machine at which workers reach the driver's store."""
+    import ray
+
+    from train_core.engine.distributed.rendezvous import LOOPBACK
+
+    return LOOPBACK if config.ray_address == LOCAL else str(ray.util.get_node_ip_address())
 
 
 def dead_ray() -> str:

@@ -1,4 +1,4 @@
-"""Waits for calls on workers: returns their results, or raises the cause of a failure.
+"""Calls on workers, which settle to an outcome for each slot.
 
 Workers that run a call are pinged, so a process that is frozen from outside is noticed; one that
 answers and makes no progress ends itself (`engine/distributed/watchdog.py`).
@@ -13,67 +13,79 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from train_core.engine.cluster.failures import (
+from train_core.engine.cluster.outcomes import (
+    Died,
+    Outcome,
+    Raised,
+    Returned,
+    Running,
     SilentWorkerError,
-    first_cause,
-    is_death,
-    raised_by,
+    failure_of,
 )
 from train_core.engine.cluster.timing import Timing
-
-Actor = Any
-"""A handle on a `TrainWorker`: Ray's own annotation does not know its methods."""
+from train_core.engine.cluster.worker_process import Actor
 
 
 class Calls:
-    """Calls that run on workers, each under the worker's name in error messages."""
+    """Calls that run on workers, at most one in each slot.
+
+    A worker that has not answered for `silent_after_s` counts as dead; 0: none does.
+    """
 
     def __init__(self, silent_after_s: float, timing: Timing) -> None:
         self._timing = timing
-        self.running: dict[str, tuple[Actor, ray.ObjectRef[Any]]] = {}
-        self._order: list[str] = []
+        self.running: dict[int, tuple[Actor, ray.ObjectRef[Any]]] = {}
+        """By slot: the worker and the result, in the order of their addition."""
         self._silent_after_s = silent_after_s
-        self._pings: dict[str, tuple[ray.ObjectRef[Any], float]] = {}
+        self._pings: dict[int, tuple[ray.ObjectRef[Any], float]] = {}
         self._pinged_at = time.monotonic()
 
-    def add(self, worker: str, actor: Actor, result: ray.ObjectRef[Any]) -> None:
-        """Add a call to those that are waited for."""
-        self.running[worker] = actor, result
-        self._order.append(worker)
+    def add(self, slot: int, worker: Actor, result: ray.ObjectRef[Any]) -> None:
+        """Add a call on the worker of a slot to those that are waited for."""
+        self.running[slot] = worker, result
+        self._pings.pop(slot, None)
 
-    def wait_for_all(self, remedy: str, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The results of all calls, in the order of their addition. Raises the first cause."""
-        results: dict[str, Any] = {}
-        while self.running:
+    def settle(self, check: Callable[[], None] = lambda: None) -> dict[int, Outcome]:
+        """The outcome of each call, once all have returned or one has failed.
+
+        Calls that go on after a failure are `Running`, and settle with the next `settle`. `check`
+        is called each second, and may raise. Raises ConnectionError if Ray itself ended.
+        """
+        slots = list(self.running)
+        settled: dict[int, Outcome] = {}
+        while self.running and not _has_failure(settled):
             check()
-            results |= {worker: result for worker, _, result in self.wait(remedy)}
-        return {worker: results[worker] for worker in self._order}
+            settled |= self.wait()
+        return {slot: settled.get(slot, Running()) for slot in slots}
 
-    def wait(self, remedy: str) -> list[tuple[str, Actor, Any]]:
-        """The calls that have returned, after a second at most. Raises a failure's first cause."""
+    def wait(self) -> dict[int, Outcome]:
+        """The calls that have settled, after a second at most, in the order of their addition.
+
+        If one failed, these are also what failed at the same time. Raises ConnectionError if Ray
+        itself ended.
+        """
+        slots = list(self.running)
         try:
-            ended, failures = self._ended(self._timing.call_poll_s)
-            if not failures:
-                return ended
-            failures |= self._other_failures(failures)
+            settled = self._settled(self._timing.call_poll_s)
+            if _has_failure(settled):
+                settled |= self._settled_with_failure(settled)
         except RayError as error:
             raise ConnectionError(f"Ray ended: {type(error).__name__}: {error}") from error
-        ordered = [worker for worker in self._order if worker in failures]
-        raise first_cause({worker: failures[worker] for worker in ordered}, remedy)
+        return {slot: settled[slot] for slot in slots if slot in settled}
 
-    def _other_failures(self, failures: dict[str, Exception]) -> dict[str, Exception]:
-        """Further failures at the same time: the first one reported is often a consequence."""
-        found: dict[str, Exception] = {}
+    def _settled_with_failure(self, failed: dict[int, Outcome]) -> dict[int, Outcome]:
+        """Further outcomes at the same time: the failure reported first is often a consequence."""
+        found: dict[int, Outcome] = {}
         deadline = time.monotonic() + self._timing.failures_s
         while self.running and (left_s := deadline - time.monotonic()) > 0:
-            if any(map(is_death, (failures | found).values())):
+            if any(isinstance(one, Died) for one in (failed | found).values()):
                 return found
-            found |= self._ended(left_s)[1]
-        return found | self._deaths()
+            found |= self._settled(left_s)
+        return found | self._death()
 
-    def _deaths(self) -> dict[str, Exception]:
+    def _death(self) -> dict[int, Outcome]:
         """The death of one of the others: a survivor often fails before Ray reports the death."""
-        pings = {actor.answer.remote(): worker for worker, (actor, _) in self.running.items()}
+        pings = {worker.answer.remote(): slot for slot, (worker, _) in self.running.items()}
         deadline, waiting = time.monotonic() + self._timing.answer_s, list(pings)
         while waiting and (left_s := deadline - time.monotonic()) > 0:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=left_s)
@@ -81,25 +93,27 @@ class Calls:
                 try:
                     ray.get(ping)
                 except RayError as error:
-                    return {pings[ping]: error}
+                    del self.running[pings[ping]]
+                    return {pings[ping]: Died(error)}
         return {}
 
-    def _ended(self, timeout_s: float) -> tuple[list[tuple[str, Actor, Any]], dict[str, Exception]]:
-        """The calls that have returned, and the failures by worker."""
-        names = {ref: worker for worker, (_, ref) in self.running.items()}
-        done, _ = ray.wait(list(names), num_returns=1, timeout=timeout_s)
-        returned, failures = [], self._silent()
-        for ref in done:
-            worker = names[ref]
-            actor, _ = self.running.pop(worker)
+    def _settled(self, timeout_s: float) -> dict[int, Outcome]:
+        """The calls that have settled, as soon as one has, or after `timeout_s`."""
+        slots = {result: slot for slot, (_, result) in self.running.items()}
+        ray.wait(list(slots), num_returns=1, timeout=timeout_s)
+        done, _ = ray.wait(list(slots), num_returns=len(slots), timeout=0)
+        settled: dict[int, Outcome] = {slot: Died(error) for slot, error in self._silent().items()}
+        for result in done:
             try:
-                returned.append((worker, actor, ray.get(ref)))
+                settled[slots[result]] = Returned(ray.get(result))
             except Exception as error:  # noqa: BLE001 (what the function raised, or Ray)
-                failures[worker] = raised_by(error)
-        return returned, failures
+                settled[slots[result]] = failure_of(error)
+        for slot in settled:
+            del self.running[slot]
+        return settled
 
-    def _silent(self) -> dict[str, Exception]:
-        """The workers that have not answered for too long."""
+    def _silent(self) -> dict[int, SilentWorkerError]:
+        """The slots whose workers have not answered for too long."""
         now = time.monotonic()
         if not self._silent_after_s or now - self._pinged_at < self._timing.ping_every_s:
             return {}
@@ -107,11 +121,15 @@ class Calls:
             # This process was suspended itself: answers that came meanwhile are not read yet.
             self._pings.clear()
         self._pinged_at = now
-        failures: dict[str, Exception] = {}
-        for worker, (actor, _) in self.running.items():
-            ping, since = self._pings.get(worker, (None, now))
+        silent: dict[int, SilentWorkerError] = {}
+        for slot, (worker, _) in self.running.items():
+            ping, since = self._pings.get(slot, (None, now))
             if ping is None or ray.wait([ping], timeout=0)[0]:
-                self._pings[worker] = actor.answer.remote(), now
+                self._pings[slot] = worker.answer.remote(), now
             elif now - since > self._silent_after_s:
-                failures[worker] = SilentWorkerError(f"no answer for {now - since:.0f} s")
-        return failures
+                silent[slot] = SilentWorkerError(f"no answer for {now - since:.0f} s")
+        return silent
+
+
+def _has_failure(outcomes: dict[int, Outcome]) -> bool:
+    return any(isinstance(one, Raised | Died) for one in outcomes.values())

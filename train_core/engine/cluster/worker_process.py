@@ -18,12 +18,14 @@ from typing import Any
 import ray
 from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
 
-from train_core.engine.cluster.placement import Location
+from train_core.engine.cluster.rank_order import Location
 from train_core.inside import mark_this_process
 from train_core.quick_imports import garbage_collection_paused
 
 WORK, CONTROL = "work", "control"
 """The worker's two threads: one runs functions, the other answers while they run."""
+Actor = Any
+"""A handle on a `TrainWorker`: Ray's own annotation does not know its methods."""
 
 
 class TrainWorker:

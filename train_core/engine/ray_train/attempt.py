@@ -6,13 +6,10 @@ import re
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import ray
 from ray.exceptions import RayActorError, RayError
 from ray.train import WorkerGroupError
 
-from train_core.config import LOCAL, TrainConfig
 from train_core.engine.cluster.resources import remove_placement_groups
-from train_core.engine.distributed.rendezvous import LOOPBACK
 from train_core.engine.ray_train.ray_private_hooks import ABORT, RayTrainError
 from train_core.engine.ray_train.reports.channel import DriverLostError
 from train_core.engine.ray_train.task import DamagedFolderError, FunctionTask, TrainingEnds
@@ -21,18 +18,11 @@ from train_core.engine.training.rank import follows_from_another_end
 from train_core.errors import FencedError, StorageError, UserCodeError
 from train_core.storage.run_writer import RunWriter
 
-__all__ = ["ABORT", "cause_of", "driver_host", "start_fit"]
+__all__ = ["ABORT", "cause_of", "start_fit"]
 
 
 _OF_REPORTS = (TrainingEnds, FencedError, StorageError, DamagedFolderError, DriverLostError)
 """What a report, or `get_checkpoint`, raises of its own."""
-
-
-def driver_host(config: TrainConfig) -> str:
-    """The address of this machine at which workers reach the driver's store."""
-    if config.ray_address == LOCAL:
-        return LOOPBACK
-    return str(ray.util.get_node_ip_address())
 
 
 def start_fit(task: FunctionTask) -> Future[None]:

@@ -16,8 +16,7 @@ from tests.engine.ranks.ray_processes import workers_of
 from train_core import TrainConfig
 from train_core.config import LOCAL
 from train_core.engine.cluster.pool import WorkerPool
-from train_core.engine.cluster.pool_settings import POOL_SETTINGS
-from train_core.engine.cluster.runtime import start_ray
+from train_core.engine.cluster.runtime import POOL_SETTINGS, start_ray
 from train_core.engine.distributed.stop_requests import StopRequests
 from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
 from train_core.engine.driver.attempts.supervisor import Attempt, Launcher

@@ -10,13 +10,14 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
 from train_core.config import LOCAL
+from train_core.engine.cluster.runtime import driver_host
 from train_core.engine.cluster.scaling import ClusterWatch
 from train_core.engine.data.recorded_workload import with_login
 from train_core.engine.distributed.rendezvous import RendezvousStore
 from train_core.engine.distributed.stop_requests import post_stop
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.engine.driver.timing import TIMING, Timing
-from train_core.engine.ray_train.attempt import ABORT, driver_host, start_fit
+from train_core.engine.ray_train.attempt import ABORT, start_fit
 from train_core.engine.ray_train.init_folder import pinned_origin
 from train_core.engine.ray_train.reports.committer import commit_reports, uncovered_entries
 from train_core.engine.ray_train.task import DamagedFolderError, FunctionTask, TrainingEnds

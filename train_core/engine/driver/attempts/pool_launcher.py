@@ -6,15 +6,22 @@ import logging
 from functools import partial
 
 from train_core.config import LOCAL, TrainConfig
+from train_core.engine.cluster.outcomes import values
 from train_core.engine.cluster.pool import WorkerPool
+from train_core.engine.cluster.rank_order import Rank
 from train_core.engine.cluster.resources import drained_under_workers
+from train_core.engine.cluster.runtime import driver_host
 from train_core.engine.cluster.scaling import ClusterWatch, free_slots, number_of_workers
-from train_core.engine.distributed.rendezvous import Membership
+from train_core.engine.distributed.rendezvous import Membership, RendezvousStore
+from train_core.engine.distributed.stop_requests import post_stop
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.entry_points import TRAIN
 from train_core.policy.membership import keeps_workers
 from train_core.policy.restarts import Ended
 
+_SMALLER_TRAINING = (
+    "begin another run, with init_from, more accumulation_steps and a smaller batch_size"
+)
 _log = logging.getLogger("train_core.driver")
 
 
@@ -31,16 +38,16 @@ class PoolLauncher:
 
     def run(self, attempt: Attempt) -> AttemptOutcome:
         """Run the ranks until they end; where one died, all are replaced."""
-        group = f"{attempt.folder.name}/{attempt.number}"
-        attempt.requests.send_by(partial(self._pool.ask_to_stop, group))
         try:
+            store = RendezvousStore(driver_host(attempt.config))
+            attempt.requests.send_by(partial(post_stop, store, _group(attempt)))
             if is_fixed(attempt.config):
                 self._pool.start(attempt.config)
-                return self._train(group, attempt, attempt.config)
-            return self._train_where_there_is_room(group, attempt)
+                return self._train(store, attempt, attempt.config)
+            return self._train_where_there_is_room(store, attempt)
         except ConnectionError as error:
             if is_fixed(attempt.config):
-                self._pool.replace()
+                self._pool.replace_all()
             else:
                 # How many there is room for is seen once these are gone.
                 self._pool.close()
@@ -50,9 +57,11 @@ class PoolLauncher:
             self._pool.close()
             return AttemptOutcome(Ended.FAILED, error)
 
-    def _train_where_there_is_room(self, group: str, attempt: Attempt) -> AttemptOutcome:
+    def _train_where_there_is_room(
+        self, store: RendezvousStore, attempt: Attempt
+    ) -> AttemptOutcome:
         workers, timing = attempt.config.num_workers, self._pool.timing
-        is_placed = self._pool.has_placed(attempt.config)
+        is_placed = self._pool.is_placed(attempt.config)
         if not keeps_workers(is_placed=is_placed, drained=drained_under_workers()):
             # The resources of the pool's own workers count as room as well, except on a node that
             # is drained: they are freed before the room is measured.
@@ -64,12 +73,24 @@ class PoolLauncher:
         watch = ClusterWatch(attempt.requests.ask_to_move, attempt.config, workers, timing)
         with watch.watching():
             _log.info("training on %d workers", workers)
-            return self._train(group, attempt, config)
+            return self._train(store, attempt, config)
 
-    def _train(self, group: str, attempt: Attempt, config: TrainConfig) -> AttemptOutcome:
-        def arguments(own: Membership) -> tuple[str, TrainConfig, int, Membership]:
+    def _train(
+        self, store: RendezvousStore, attempt: Attempt, config: TrainConfig
+    ) -> AttemptOutcome:
+        """Run the ranks of one group. Raises the first cause if one failed."""
+
+        def arguments(rank: Rank) -> tuple[str, TrainConfig, int, Membership]:
+            own = store.membership(_group(attempt), rank.rank, rank.world_size, rank.device)
             return attempt.folder.url, config, attempt.number, own
 
+        outcomes = self._pool.run_ranks(TRAIN, arguments, check=attempt.check_stop)
+        of_ranks = {f"rank {rank}": one for rank, one in enumerate(outcomes.values())}
         # `TRAIN` gives how each rank ended; rank 0 knows what was committed.
-        first, *_ = self._pool.run_ranks(group, TRAIN, arguments, check=attempt.check_stop)
+        first, *_ = values(of_ranks, _SMALLER_TRAINING)
         return AttemptOutcome(given_up_at=None if first.has_saved else first.saved_step)
+
+
+def _group(attempt: Attempt) -> str:
+    """The name of the attempt's process group."""
+    return f"{attempt.folder.name}/{attempt.number}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.engine.cluster.placement import Location, Rank, assign_ranks
+from train_core.engine.cluster.rank_order import Location, Rank, assign_ranks
 
 WORKERS = st.lists(
     st.builds(

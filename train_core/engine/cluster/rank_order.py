@@ -1,4 +1,4 @@
-"""The assignment of workers to ranks, and the environment variables of each rank."""
+"""The order of ranks by node and GPU, and the environment variables of each rank."""
 
 from __future__ import annotations
 

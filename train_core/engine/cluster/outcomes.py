@@ -1,0 +1,120 @@
+"""How a call on a worker settles, and which of several failures caused the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
+
+from train_core.errors import EvertrainError, ResourceError
+
+
+class SilentWorkerError(ConnectionError):
+    """A worker's process no longer answers: it was suspended, or is stuck in a library."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The function returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The function raised; its worker lives."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Died:
+    """The worker's process ended or no longer answers."""
+
+    cause: Exception
+
+
+@dataclass(frozen=True)
+class Running:
+    """The function still ran when another call had failed."""
+
+
+Failure = Raised | Died
+Outcome = Returned | Failure | Running
+
+
+def failure_of(error: Exception) -> Failure:
+    """The failure of a call whose result Ray gives as this error."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        error = error.cause
+    # A RayTaskError is what the function raised; all others are about a worker, a node or Ray.
+    is_rays = isinstance(error, RayError) and not isinstance(error, RayTaskError)
+    return Died(error) if is_rays else Raised(error)
+
+
+def values(outcomes: Mapping[str, Outcome], remedy: str) -> list[Any]:
+    """What the calls have returned, in their order. Raises the first cause if one failed.
+
+    `outcomes` are by the worker's name, the first rank first. `remedy` is the advice for a worker
+    that ran out of memory.
+    """
+    returned: list[Any] = []
+    failures: dict[str, Failure] = {}
+    for worker, outcome in outcomes.items():
+        match outcome:
+            case Returned(value):
+                returned.append(value)
+            case Raised() | Died():
+                failures[worker] = outcome
+            case Running():
+                """It waits for the one that failed."""
+            case other:
+                assert_never(other)
+    if failures:
+        raise _first_cause(failures, remedy)
+    return returned
+
+
+def _first_cause(failures: Mapping[str, Failure], remedy: str) -> Exception:
+    """The failure that the others followed from, as an error of evertrain's.
+
+    A process that ended outranks what the survivors raise; an error of evertrain's (also the
+    user's bug) outranks a connection that broke; of two alike the first one counts.
+    """
+    worker = min(failures, key=lambda one: _distance_from_cause(failures[one]))
+    return _as_ours(worker, failures[worker], remedy)
+
+
+def _distance_from_cause(failure: Failure) -> int:
+    match failure:
+        case Died(OutOfMemoryError()):
+            return 0
+        case Died():
+            return 1
+        case Raised(EvertrainError()):
+            return 2
+        case Raised():
+            return 3
+        case other:
+            assert_never(other)
+
+
+def _as_ours(worker: str, failure: Failure, remedy: str) -> Exception:
+    match failure:
+        case Died(OutOfMemoryError() as error):
+            # Not tried again, as it would fail again. Ray's own message has forty lines.
+            return ResourceError(
+                f"{worker} was ended by Ray's memory monitor: {str(error).splitlines()[0]}. "
+                f"Take fewer workers on a node, fewer data_workers or larger nodes; or {remedy}"
+            )
+        case Died(error):
+            # The last line has the reason: how the process ended, or what its start raised.
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            message = " ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
+            return ConnectionError(f"{worker} died: {type(error).__name__}: {message}")
+        case Raised(error):
+            return error
+        case other:
+            assert_never(other)
