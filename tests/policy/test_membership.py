@@ -16,7 +16,7 @@ RULES = MembershipRules(fewest=2, most=4, settle_s=5, grow_after_s=10)
 
 
 @pytest.mark.parametrize(
-    ("free_slots", "waited_s", "expected"),
+    ("room", "waited_s", "expected"),
     [
         # All that are wanted begin at once, and no more than those.
         (4, 0, 4),
@@ -29,8 +29,8 @@ RULES = MembershipRules(fewest=2, most=4, settle_s=5, grow_after_s=10)
         (0, 9999, None),
     ],
 )
-def test_so_many_begin(free_slots: int, waited_s: float, expected: int | None) -> None:
-    assert workers_to_begin(free_slots, waited_s, RULES) == expected
+def test_so_many_begin(room: int, waited_s: float, expected: int | None) -> None:
+    assert workers_to_begin(room, waited_s, RULES) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_workers_are_kept_where_all_are_placed_on_nodes_that_stay(
 
 
 @pytest.mark.parametrize(
-    ("workers", "free_slots", "can_grow", "expected"),
+    ("workers", "room", "can_grow", "expected"),
     [
         (3, 1, True, True),
         (3, 0, True, False),
@@ -53,9 +53,9 @@ def test_workers_are_kept_where_all_are_placed_on_nodes_that_stay(
     ],
 )
 def test_more_can_join_where_there_is_room_and_more_are_wanted(
-    workers: int, free_slots: int, can_grow: bool, expected: bool
+    workers: int, room: int, can_grow: bool, expected: bool
 ) -> None:
-    assert has_room_for_more(workers, free_slots, replace(RULES, can_grow=can_grow)) is expected
+    assert has_room_for_more(workers, room, replace(RULES, can_grow=can_grow)) is expected
 
 
 @pytest.mark.parametrize(

@@ -28,17 +28,17 @@ def keeps_workers(*, is_placed: bool, drained: Collection[str]) -> bool:
     return is_placed and not drained
 
 
-def workers_to_begin(free_slots: int, waited_s: float, rules: MembershipRules) -> int | None:
-    """How many workers to start, if `free_slots` of them can be placed; None: wait for more."""
-    if free_slots >= rules.most:
+def workers_to_begin(room: int, waited_s: float, rules: MembershipRules) -> int | None:
+    """How many workers to start, if there is room for so many; None: wait for more room."""
+    if room >= rules.most:
         return rules.most
     has_settled = waited_s > rules.settle_s
-    return free_slots if free_slots >= rules.fewest and has_settled else None
+    return room if room >= rules.fewest and has_settled else None
 
 
-def has_room_for_more(workers: int, free_slots: int, rules: MembershipRules) -> bool:
-    """Whether more than `workers` could train, if `free_slots` further ones can be placed."""
-    return rules.can_grow and workers < rules.most and free_slots > 0
+def has_room_for_more(workers: int, room: int, rules: MembershipRules) -> bool:
+    """Whether more than `workers` could train, if there is `room` for so many more."""
+    return rules.can_grow and workers < rules.most and room > 0
 
 
 def reason_to_move(

@@ -16,7 +16,7 @@ from typing import Any
 from train_core.config import TrainConfig
 from train_core.engine.cluster.outcomes import Outcome, values
 from train_core.engine.cluster.rank_order import Rank, assign_ranks
-from train_core.engine.cluster.scaling import with_free_slots
+from train_core.engine.cluster.scaling import within_room
 from train_core.engine.cluster.slots import Layout, Slots
 from train_core.engine.cluster.timing import TIMING, Timing
 from train_core.engine.cluster.worker_calls import Calls
@@ -77,7 +77,7 @@ class WorkerPool:
         """
         with self._changing:
             if not self._can_score(config):
-                self.start(with_free_slots(config))
+                self.start(within_room(config))
 
     def _can_score(self, config: TrainConfig) -> bool:
         """Whether the current workers have the resources, or will soon, however many they are."""

@@ -43,17 +43,17 @@ def membership_rules(config: TrainConfig, timing: Timing) -> MembershipRules:
     )
 
 
-def free_slots(config: TrainConfig) -> int:
+def room_for(config: TrainConfig) -> int:
     """How many more workers can be placed now, on nodes that are not being drained."""
     return capacity(config, free_resources())
 
 
-def with_free_slots(config: TrainConfig) -> TrainConfig:
-    """The configuration with no more workers than can be placed now, and one at least.
+def within_room(config: TrainConfig) -> TrainConfig:
+    """The configuration with no more workers than there is room for, and one at least.
 
     It is for scoring, where shards queue for the workers.
     """
-    workers = min(config.num_workers, config.shards, free_slots(config))
+    workers = min(config.num_workers, config.shards, room_for(config))
     return config.model_copy(update={"num_workers": max(workers, 1)})
 
 
@@ -66,13 +66,13 @@ def number_of_workers(
     """
     rules = membership_rules(config, timing)
     begin, warned_at = time.monotonic(), -math.inf
-    while (workers := workers_to_begin(free := poll(), time.monotonic() - begin, rules)) is None:
+    while (workers := workers_to_begin(room := poll(), time.monotonic() - begin, rules)) is None:
         now = time.monotonic()
         has_settled, is_due = now - begin > rules.settle_s, now - warned_at > timing.warn_every_s
-        if free < rules.fewest and has_settled and is_due:
+        if room < rules.fewest and has_settled and is_due:
             warned_at = now
             _log.warning(
-                "the cluster has room for %d workers, %d are needed: waiting", free, rules.fewest
+                "the cluster has room for %d workers, %d are needed: waiting", room, rules.fewest
             )
         time.sleep(timing.poll_s)
         check()
@@ -131,8 +131,8 @@ class ClusterWatch:
         now = time.monotonic()
         # Ray is asked only if the answer counts.
         can_grow = has_room_for_more(self._workers, 1, self._rules)
-        slots = free_slots(self._config) if can_grow else 0
-        if not has_room_for_more(self._workers, slots, self._rules):
+        room = room_for(self._config) if can_grow else 0
+        if not has_room_for_more(self._workers, room, self._rules):
             self._free_since = None
             return ""
         self._free_since = now if self._free_since is None else self._free_since

@@ -115,13 +115,13 @@ class ClusterWorkers(Workers):
 
     def start_early(self, config: TrainConfig) -> None:
         """Have the workers start, if there is room for all."""
-        from train_core.engine.cluster.scaling import free_slots
+        from train_core.engine.cluster.scaling import room_for
 
         if config.is_function:
             # Ray Train starts its own.
             return
         try:
-            if free_slots(config) >= config.num_workers:
+            if room_for(config) >= config.num_workers:
                 self._started(config)
         except Exception as error:  # noqa: BLE001 (whatever Ray raises while its head is away)
             _log.debug("the workers are started with the training: %s", error)

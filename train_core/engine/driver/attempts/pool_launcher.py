@@ -11,7 +11,7 @@ from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.rank_order import Rank
 from train_core.engine.cluster.resources import drained_under_workers
 from train_core.engine.cluster.runtime import driver_host
-from train_core.engine.cluster.scaling import ClusterWatch, free_slots, number_of_workers
+from train_core.engine.cluster.scaling import ClusterWatch, number_of_workers, room_for
 from train_core.engine.distributed.rendezvous import Membership, RendezvousStore
 from train_core.engine.distributed.stop_requests import post_stop
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
@@ -66,7 +66,7 @@ class PoolLauncher:
             # The resources of the pool's own workers count as room as well, except on a node that
             # is drained: they are freed before the room is measured.
             self._pool.close()
-            poll = partial(free_slots, attempt.config)
+            poll = partial(room_for, attempt.config)
             workers = number_of_workers(attempt.config, poll, attempt.check_stop, timing)
         config = attempt.config.model_copy(update={"num_workers": workers})
         self._pool.start(config)
