@@ -12,7 +12,7 @@ from evertrain_flows.cli.output.terminal import say
 from evertrain_flows.cli.prefect_server import asking_named_server
 
 if TYPE_CHECKING:
-    from evertrain_flows.flow_runs.slots import Slots
+    from evertrain_flows.flow_runs.deployment_slots import DeploymentSlots
 
 
 class SlotsCommand(BaseModel):
@@ -34,7 +34,7 @@ class SlotsCommand(BaseModel):
         # Imported late: Prefect takes a second.
         from prefect.client.orchestration import get_client
 
-        from evertrain_flows.flow_runs.slots import free_slots, read_slots
+        from evertrain_flows.flow_runs.deployment_slots import free_slots, read_slots
 
         with asking_named_server("slots"), get_client(sync_client=True) as client:
             freed = free_slots(client) if self.free else []
@@ -47,7 +47,7 @@ class SlotsCommand(BaseModel):
         print_rows(rows, as_json=self.as_json, empty="no deployment has a limit")
 
 
-def _rows(slots: Slots) -> Iterator[Row]:
+def _rows(slots: DeploymentSlots) -> Iterator[Row]:
     of_all: Row = {
         "deployment": slots.deployment,
         "limit": slots.limit,

@@ -22,7 +22,7 @@ from prefect.states import Crashed, Pending, Running
 
 from benchmarks.services import free_port
 from evertrain_flows.cli.local_servers import KEPT_LEASES, LocalServers
-from evertrain_flows.flow_runs.slots import Slots, free_slots, read_slots
+from evertrain_flows.flow_runs.deployment_slots import DeploymentSlots, free_slots, read_slots
 from evertrain_flows.timing import TIMING
 from tests.engine.alone import create
 from tests.flows.conftest import isolated
@@ -184,7 +184,7 @@ def client_of(api: str) -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def only_one(found: list[Slots]) -> Slots:
+def only_one(found: list[DeploymentSlots]) -> DeploymentSlots:
     (slots,) = found
     assert (slots.deployment, slots.limit) == (DEPLOYMENT, 1)
     return slots

@@ -47,7 +47,7 @@ _DIED = "Its process died; `evertrain slots --free` has freed its slot."
 
 
 @dataclass(frozen=True)
-class Holder:
+class SlotHolder:
     """A flow run whose state says that it has a slot of its deployment."""
 
     flow_run: FlowRun
@@ -65,14 +65,14 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Slots:
+class DeploymentSlots:
     """The slots of one deployment."""
 
     deployment: str
     limit_name: str
     limit: int
     active: int
-    holders: tuple[Holder, ...]
+    holders: tuple[SlotHolder, ...]
 
     @property
     def num_unheld(self) -> int:
@@ -80,13 +80,13 @@ class Slots:
         num_held = sum(one.life is not Life.DEAD for one in self.holders)
         return max(0, self.active - num_held)
 
-    def is_as(self, before: Slots) -> bool:
+    def is_as(self, before: DeploymentSlots) -> bool:
         """Whether nothing has happened since an earlier look."""
         keys = ({one.key for one in slots.holders} for slots in (self, before))
         return self.active == before.active and next(keys) == next(keys)
 
 
-def read_slots(client: SyncPrefectClient, timing: Timing = TIMING) -> list[Slots]:
+def read_slots(client: SyncPrefectClient, timing: Timing = TIMING) -> list[DeploymentSlots]:
     """The slots of all deployments that have a limit, by name.
 
     The count is read before the flow runs: one that begins in between is a holder without a slot,
@@ -101,7 +101,7 @@ def read_slots(client: SyncPrefectClient, timing: Timing = TIMING) -> list[Slots
         held = _flow_runs_with_slots(client, deployment)
         now = _now(client)
         found.append(
-            Slots(
+            DeploymentSlots(
                 deployment=f"{flow}/{deployment.name}",
                 limit_name=limit.name,
                 limit=limit.limit,
@@ -114,7 +114,7 @@ def read_slots(client: SyncPrefectClient, timing: Timing = TIMING) -> list[Slots
 
 def free_slots(
     client: SyncPrefectClient, timing: Timing = TIMING
-) -> list[tuple[Slots, list[Holder]]]:
+) -> list[tuple[DeploymentSlots, list[SlotHolder]]]:
     """Free the slots that no living flow run holds; which ones, and the dead flow runs.
 
     It looks twice, and frees nothing of a deployment where anything has happened in between. A dead
@@ -179,9 +179,9 @@ def _now(client: SyncPrefectClient) -> datetime:
 
 def _holder(
     client: SyncPrefectClient, flow: str, flow_run: FlowRun, now: datetime, timing: Timing
-) -> Holder:
+) -> SlotHolder:
     age_s = (now - _since(flow_run)).total_seconds()
-    return Holder(flow_run, age_s, *_life_of(client, flow, flow_run, now, timing))
+    return SlotHolder(flow_run, age_s, *_life_of(client, flow, flow_run, now, timing))
 
 
 def _life_of(
@@ -241,7 +241,7 @@ def _has_lease(client: SyncPrefectClient, flow_run: FlowRun) -> bool:
     return True
 
 
-def _true_state(dead: Holder) -> State[Any]:
+def _true_state(dead: SlotHolder) -> State[Any]:
     """The state of a flow run whose process is dead: the automation runs a crashed one again."""
     if dead.flow_run.state_type == StateType.CANCELLING:
         return Cancelled(message=_DIED)
