@@ -18,7 +18,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from train_core.engine.cluster.runtime import _job_config
-from train_core.engine.driver.workers import ray_train_settings
+from train_core.engine.driver.ray_session import ray_train_settings
 from train_core.engine.ray_train.timing import Timing
 from train_core.storage.records.names import RAY_SNAPSHOT_JSON
 

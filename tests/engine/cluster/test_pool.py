@@ -19,7 +19,7 @@ from train_core.engine.cluster.outcomes import values
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.runtime import POOL_SETTINGS, start_ray
 from train_core.engine.cluster.timing import Timing
-from train_core.engine.driver.workers import ClusterWorkers
+from train_core.engine.driver.ray_session import ClusterRaySession
 from train_core.errors import UserCodeError
 
 pytestmark = pytest.mark.timeout(180)
@@ -38,7 +38,7 @@ def pool() -> Iterator[WorkerPool]:
     # What takes seconds to import keeps no rank of a test from failing right after another.
     found = WorkerPool(CONFIG, [HERE])
     yield found
-    found.end()
+    found.end_for_good()
     ray.shutdown()
 
 
@@ -65,7 +65,7 @@ def test_a_worker_that_gets_sigterm_ends_after_its_call_and_reports_no_bug(
     assert not is_main_thread
     with suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(60)
-    pool.close()
+    pool.end_workers()
 
 
 def test_an_exit_of_the_users_is_his_bug_and_no_death(pool: WorkerPool) -> None:
@@ -93,7 +93,7 @@ def test_a_bug_that_is_told_after_its_consequence_is_the_cause(pool: WorkerPool)
     outcomes = pool.run_ranks(f"{HERE}:fail_after_the_others", lambda rank: (rank,), check=int)
     with pytest.raises(UserCodeError, match="KeyError"):
         values({f"rank {rank}": one for rank, one in enumerate(outcomes.values())}, "")
-    pool.close()
+    pool.end_workers()
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_a_worker_that_is_stopped_while_it_scores_is_noticed_and_replaced(
 
 def test_one_that_has_ended_starts_no_worker() -> None:
     pool = WorkerPool(CONFIG)
-    pool.end()
+    pool.end_for_good()
     with pytest.raises(ConnectionError, match="the driver ends"):
         pool.start(CONFIG)
     pool.replace_all()
@@ -145,16 +145,16 @@ class TwoAtOnce(WorkerPool):
         super().__init__(config)
         self._both = threading.Barrier(2)
 
-    def close(self) -> None:
+    def end_workers(self) -> None:
         with suppress(threading.BrokenBarrierError):
             self._both.wait(1)
-        super().close()
+        super().end_workers()
 
 
 @pytest.fixture
 def own_pool(pool: WorkerPool) -> Iterator[Callable[[WorkerPool], WorkerPool]]:
     """Ends a pool of the test's own, on the same Ray; the shared one has no workers meanwhile."""
-    pool.close()
+    pool.end_workers()
     pools: list[WorkerPool] = []
 
     def add(own: WorkerPool) -> WorkerPool:
@@ -163,7 +163,7 @@ def own_pool(pool: WorkerPool) -> Iterator[Callable[[WorkerPool], WorkerPool]]:
 
     yield add
     for own in pools:
-        own.end()
+        own.end_for_good()
 
 
 OwnPool = Callable[[WorkerPool], WorkerPool]
@@ -185,14 +185,14 @@ def test_two_stages_that_start_at_once_share_the_workers(own_pool: OwnPool) -> N
 
 
 def test_a_stage_keeps_the_workers_for_which_another_one_waits(own_pool: OwnPool) -> None:
-    pool, workers = own_pool(WorkerPool(CONFIG)), ClusterWorkers()
-    workers._pool = pool
+    pool, session = own_pool(WorkerPool(CONFIG)), ClusterRaySession()
+    session._pool = pool
     with no_free_cpu() as free, ThreadPoolExecutor(1) as thread:
         pool.start(CONFIG)
         other = thread.submit(pool.map, f"{HERE}:double", [(1,), (2,)])
         while not pool._calling.locked():
             assert not other.done()
-        assert workers.for_scoring(CONFIG) is pool
+        assert session.pool_for_scoring(CONFIG) is pool
         free()
         found = other.result() + pool.map(f"{HERE}:double", [(3,), (4,)])
     assert [result for result, _ in found] == [2, 4, 6, 8]
@@ -201,12 +201,12 @@ def test_a_stage_keeps_the_workers_for_which_another_one_waits(own_pool: OwnPool
 
 def test_a_stage_keeps_workers_that_may_soon_be_placed(own_pool: OwnPool) -> None:
     timing = Timing(placed_s=0.01, settle_s=60)
-    pool, workers = own_pool(WorkerPool(CONFIG, timing=timing)), ClusterWorkers()
-    workers._pool = pool
+    pool, session = own_pool(WorkerPool(CONFIG, timing=timing)), ClusterRaySession()
+    session._pool = pool
     with no_free_cpu() as free, ThreadPoolExecutor(1) as thread:
         pool.start(CONFIG)
         started = pool._slots
-        found = thread.submit(workers.for_scoring, CONFIG)
+        found = thread.submit(session.pool_for_scoring, CONFIG)
         free()
         assert found.result() is pool
     assert pool._slots is started

@@ -67,7 +67,7 @@ def pool() -> Iterator[WorkerPool]:
     start_ray(config, POOL_SETTINGS)
     found = WorkerPool(config, ["train_core.engine.scoring.gate_rows"])
     yield found
-    found.end()
+    found.end_for_good()
     ray.shutdown()
 
 

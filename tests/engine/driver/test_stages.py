@@ -17,10 +17,10 @@ from train_core.config import TrainConfig
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.timing import Timing as ClusterTiming
 from train_core.engine.driver.held_run import HeldRun
+from train_core.engine.driver.ray_session import ClusterRaySession
 from train_core.engine.driver.scoring_stages import ScoringStages
 from train_core.engine.driver.stages import RunStages
 from train_core.engine.driver.timing import Timing
-from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import FencedError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, ScoringRequest
@@ -40,10 +40,10 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(str(tmp_path), "run")
 
 
-def driver_of(folder: RunFolder, workers: ClusterWorkers) -> RunStages:
+def driver_of(folder: RunFolder, ray: ClusterRaySession) -> RunStages:
     """The stages of a driver that has the run."""
     request = DriverRequest(storage=folder.storage, run=folder.name, config=folder.record().config)
-    driver = RunStages(request, workers)
+    driver = RunStages(request, ray)
     driver.held = HeldRun.take(folder)
     return driver
 
@@ -51,7 +51,7 @@ def driver_of(folder: RunFolder, workers: ClusterWorkers) -> RunStages:
 def test_a_replaced_driver_evaluates_infers_and_publishes_nothing(folder: RunFolder) -> None:
     run(folder)
     # Of a cluster that was joined, which nothing here asks for anything.
-    driver = driver_of(folder, ClusterWorkers())
+    driver = driver_of(folder, ClusterRaySession())
     folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
     before = folder.store.names()
     best = folder.summary(folder.checkpoints()[-1])
@@ -100,7 +100,7 @@ class PoolHere(WorkerPool):
         return [on_result(place, result) for place, result in enumerate(results)]
 
 
-class WorkersHere(ClusterWorkers):
+class RayHere(ClusterRaySession):
     """There is no cluster, and whoever scores gets this process."""
 
     def __init__(self, then: Callable[[], None]) -> None:
@@ -110,7 +110,7 @@ class WorkersHere(ClusterWorkers):
     def join(self, config: TrainConfig, *, nodes_wait_s: float = 0) -> None:
         """Nothing to join."""
 
-    def for_scoring(self, config: TrainConfig) -> WorkerPool:
+    def pool_for_scoring(self, config: TrainConfig) -> WorkerPool:
         return PoolHere(config, self._then)
 
 
@@ -124,7 +124,7 @@ def test_a_driver_that_is_replaced_while_it_scores_commits_no_result(
     def replace() -> None:
         folder.store.create("lease/0002.json", folder.store.read("lease/0001.json"))
 
-    driver = driver_of(folder, WorkersHere(then=replace))
+    driver = driver_of(folder, RayHere(then=replace))
     score = {
         "evaluate": lambda: driver.evaluate(
             EVALUATE.arguments(checkpoints=[best], split="validation")
@@ -151,7 +151,7 @@ def test_predictions_say_as_which_version_their_checkpoint_was_asked_for(folder:
     made = []
     # Once for a version, once more for the next, and not again for nobody's.
     for model in ("models:/Tiny/3", "models:/Tiny/3", "models:/Tiny/4", ""):
-        scoring = ScoringStages(ScoringRequest(**asked, model=model), WorkersHere(lambda: None))
+        scoring = ScoringStages(ScoringRequest(**asked, model=model), RayHere(lambda: None))
         scoring.prepare()
         made.append(scoring.infer(INFER.arguments(checkpoint=best, source="validation")).uri)
         scoring.close("FINISHED")
@@ -172,14 +172,14 @@ def test_scoring_without_the_lease_commits_its_results_whoever_has_the_run(
     folder: RunFolder,
 ) -> None:
     run(folder)
-    workers = WorkersHere(then=lambda: begin_attempt(folder).release())
+    ray = RayHere(then=lambda: begin_attempt(folder).release())
     request = ScoringRequest(
         storage=folder.storage,
         run=folder.name,
         config=folder.record().config,
         infer_input="validation",
     )
-    scoring = ScoringStages(request, workers)
+    scoring = ScoringStages(request, ray)
     scoring.prepare()
     best = folder.summary(folder.checkpoints()[-1])
     result = scoring.infer(INFER.arguments(checkpoint=best, source="validation"))
@@ -209,7 +209,7 @@ def test_the_lease_and_the_workers_get_their_times_from_the_drivers(folder: RunF
         assert held.lease.timing is timing.coordination
     finally:
         held.release(EndStatus.FAILED)
-    pool = ClusterWorkers(timing).for_training(folder.record().config)
+    pool = ClusterRaySession(timing).pool_for_training(folder.record().config)
     assert pool.timing is timing.cluster
 
 

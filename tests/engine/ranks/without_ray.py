@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from train_core.engine.driver.ray_session import LocalRaySession
 from train_core.engine.driver.stages import RunStages
-from train_core.engine.driver.workers import LocalWorkers
 from train_core.requests import DriverRequest
 
 
 def stages_without_ray(request: DriverRequest) -> RunStages:
     """The stages of a request; one that asks for Ray fails."""
-    return RunStages(request, LocalWorkers(request.config, _refuse))
+    return RunStages(request, LocalRaySession(request.config, _refuse))
 
 
 def _refuse(_: Callable[[], None]) -> Future[None]:

@@ -44,7 +44,7 @@ class WorkerPool:
         # Guards check-then-act on `_slots`, also while a call is under way.
         self._changing = threading.RLock()
         self._has_ended = False
-        self.ready_at = 0.0
+        self.workers_ready_at = 0.0
         """When the last of the first workers had started, in seconds since 1970; 0: not yet."""
 
     def is_placed(self, config: TrainConfig) -> bool:
@@ -64,7 +64,7 @@ class WorkerPool:
             self._config = config
             if self._slots and self._slots.layout == layout:
                 return
-            self.close()
+            self.end_workers()
             if self._has_ended:
                 raise ConnectionError("the driver ends: it starts no workers")
             self._slots = Slots.start(layout, self._preload)
@@ -103,14 +103,14 @@ class WorkerPool:
                         slots.replace(slot)
             except Exception as error:  # noqa: BLE001 (whatever Ray raises when it is gone itself)
                 _log.debug("the workers were not replaced: %s", error)
-                self.close()
+                self.end_workers()
 
-    def end(self) -> None:
+    def end_for_good(self) -> None:
         """End the workers, and never start any again."""
         self._has_ended = True
-        self.close()
+        self.end_workers()
 
-    def close(self) -> None:
+    def end_workers(self) -> None:
         """End the workers by SIGKILL and give back what they reserved."""
         with self._changing:
             slots, self._slots = self._slots, None
@@ -165,7 +165,7 @@ class WorkerPool:
                 # What still runs would go on beside another try.
                 with self._changing:
                     if self._slots is slots:
-                        self.close()
+                        self.end_workers()
                 raise
 
     def _map(
@@ -229,7 +229,7 @@ class WorkerPool:
 
         outcomes = calls.settle(check_start)
         locations = values({f"worker {slot}": one for slot, one in outcomes.items()}, "")
-        self.ready_at = self.ready_at or max(one.ready_at for one in locations)
+        self.workers_ready_at = self.workers_ready_at or max(one.ready_at for one in locations)
         return assign_ranks(locations)
 
     @property

@@ -23,10 +23,10 @@ import psutil
 
 from train_core.engine.cluster.runtime import dead_ray
 from train_core.engine.driver.pipe_transport import PipeTransport
+from train_core.engine.driver.ray_session import LocalRaySession
 from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing
-from train_core.engine.driver.workers import LocalWorkers
 from train_core.proxies import ask_loopback_directly
 from train_core.requests import Request
 from train_core.text.log_lines import set_up_logging
@@ -49,10 +49,10 @@ class DriverProcess:
         self._run_main_thread()
 
     def _open_stages(self, request: Request) -> Stages:
-        workers = LocalWorkers(request.config, self._start_ray, self._is_ending.set, self._timing)
+        ray = LocalRaySession(request.config, self._start_ray, self._is_ending.set, self._timing)
         # Ray's processes start while this one imports torch and checks the request: Ray first.
-        workers.begin()
-        return stages_of(request, workers, timing=self._timing)
+        ray.begin()
+        return stages_of(request, ray, timing=self._timing)
 
     def _start_ray(self, start: Callable[[], None]) -> Future[None]:
         """Call `start` on the main thread, and end this process once Ray has died."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from train_core.engine.cluster.resources import with_gpus
+from train_core.engine.driver.ray_session import RaySession
 from train_core.engine.driver.server import StageHandlers
 from train_core.engine.driver.timing import TIMING, Timing
-from train_core.engine.driver.workers import Workers
 from train_core.requests import Prepared, ScoringRequest
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.stages import INFER, InferArguments
@@ -22,14 +22,14 @@ class ScoringStages(StageHandlers):
     """The stages of one request to score. `job` is the job of a cluster that does it, if any."""
 
     def __init__(
-        self, request: ScoringRequest, workers: Workers, job: str = "", timing: Timing = TIMING
+        self, request: ScoringRequest, ray: RaySession, job: str = "", timing: Timing = TIMING
     ) -> None:
         super().__init__()
         self._request = request
         self._folder = RunFolder(request.storage, request.run)
         # It need not be where the training was.
         self._config = request.config.model_copy(update={"gpus_per_worker": None})
-        self._workers = workers
+        self._ray = ray
         self._job = job
         self._timing = timing
         self._scoring = ExitStack()
@@ -41,7 +41,7 @@ class ScoringStages(StageHandlers):
 
         prepared = check_scoring(self._folder, self._request)
         # One worker is enough: the shards queue.
-        self._workers.join(self._config.model_copy(update={"num_workers": 1, "min_workers": None}))
+        self._ray.join(self._config.model_copy(update={"num_workers": 1, "min_workers": None}))
         self._config = with_gpus(self._config)
         self._scoring.enter_context(
             clearing_dead_scorers(self._folder, self._job, timing=self._timing.coordination)
@@ -52,10 +52,10 @@ class ScoringStages(StageHandlers):
         """Score new data with a checkpoint."""
         from train_core.engine.scoring.predict import infer
 
-        self._workers.wait_for_ray()
+        self._ray.wait_until_up()
         with pinned_summaries(self._folder, [asked.checkpoint], "infer", job=self._job):
             return infer(
-                self._workers.for_scoring(self._config),
+                self._ray.pool_for_scoring(self._config),
                 ResultWriter(self._folder),
                 self._config,
                 asked.checkpoint,
@@ -69,8 +69,8 @@ class ScoringStages(StageHandlers):
 
     def close(self, status: str) -> None:
         """End the workers; Ray ends with the process."""
-        self._workers.expect_end()
-        self._workers.end()
+        self._ray.expect_end()
+        self._ray.end_for_good()
         self._scoring.close()
 
 

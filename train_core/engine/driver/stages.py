@@ -11,11 +11,11 @@ import psutil
 
 from train_core.engine.driver.attempts.supervisor import Launcher
 from train_core.engine.driver.held_run import HeldRun
+from train_core.engine.driver.ray_session import RaySession
 from train_core.engine.driver.scoring_stages import ScoringStages, pinned_summaries
 from train_core.engine.driver.server import StageHandlers, Stages
 from train_core.engine.driver.timeline import EVALUATED, RAY_UP, WORKERS_READY, Timeline
 from train_core.engine.driver.timing import TIMING, Timing
-from train_core.engine.driver.workers import Workers
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.errors import StageError
 from train_core.policy.checkpoints.selection import unmeasured
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("train_core.driver")
 
 
-def stages_of(request: Request, workers: Workers, job: str = "", timing: Timing = TIMING) -> Stages:
+def stages_of(request: Request, ray: RaySession, job: str = "", timing: Timing = TIMING) -> Stages:
     """The stages of the request. `job` is the job of a cluster that does it, if one does."""
     if isinstance(request, ScoringRequest):
-        return ScoringStages(request, workers, job, timing)
+        return ScoringStages(request, ray, job, timing)
     assert isinstance(request, DriverRequest)
-    return RunStages(request, workers, job, timing)
+    return RunStages(request, ray, job, timing)
 
 
 class RunStages(StageHandlers):
@@ -70,7 +70,7 @@ class RunStages(StageHandlers):
     """
 
     def __init__(
-        self, request: DriverRequest, workers: Workers, job: str = "", timing: Timing = TIMING
+        self, request: DriverRequest, ray: RaySession, job: str = "", timing: Timing = TIMING
     ) -> None:
         super().__init__()
         self.folder = RunFolder(request.storage, request.run)
@@ -79,7 +79,7 @@ class RunStages(StageHandlers):
         """The run, once it is taken."""
         self.mirror: Mirror | None = None
         self._request = request
-        self._workers = workers
+        self._ray = ray
         self._job = job
         self._timing = timing
         self._failure = ""
@@ -97,7 +97,7 @@ class RunStages(StageHandlers):
         # It imports torch, while Ray starts.
         with garbage_collection_paused():
             from train_core.engine.driver.preparing.preparation import prepare_run
-        made = prepare_run(self._request, self.folder, self._workers, self._job, self._timing)
+        made = prepare_run(self._request, self.folder, self._ray, self._job, self._timing)
         self.config, self.held, self.mirror = made.config, made.held, made.mirror
         return made.prepared
 
@@ -106,7 +106,7 @@ class RunStages(StageHandlers):
 
         Raises StoppedError if the training was asked to stop, and did.
         """
-        self._workers.wait_for_ray()
+        self._ray.wait_until_up()
         begin, held = time.monotonic(), self._held("train")
         with self._mirrored("train"):
             newest = self._trained(held)
@@ -119,14 +119,14 @@ class RunStages(StageHandlers):
         """Measure checkpoints on a split."""
         from train_core.engine.scoring.evaluate import evaluate
 
-        self._workers.wait_for_ray()
+        self._ray.wait_until_up()
         held = self._checked("evaluate")
         with (
             self._mirrored("evaluate"),
             self._pinned(asked.checkpoints, "evaluate", held),
         ):
             results = evaluate(
-                self._workers.for_scoring(self.config),
+                self._ray.pool_for_scoring(self.config),
                 held.writer,
                 self.config,
                 asked.checkpoints,
@@ -140,11 +140,11 @@ class RunStages(StageHandlers):
         """Score new data with a checkpoint."""
         from train_core.engine.scoring.predict import infer
 
-        self._workers.wait_for_ray()
+        self._ray.wait_until_up()
         held = self._checked("infer")
         with self._mirrored("infer"), self._pinned([asked.checkpoint], "infer", held):
             return infer(
-                self._workers.for_scoring(self.config),
+                self._ray.pool_for_scoring(self.config),
                 held.writer,
                 self.config,
                 asked.checkpoint,
@@ -168,11 +168,11 @@ class RunStages(StageHandlers):
         from train_core.engine.driver.publication import publish
 
         held = self._checked("publish")
-        self._workers.close()
-        if self._workers.ray_up_at:
-            self._timeline.mark(RAY_UP, self._workers.ray_up_at)
-        if self._workers.ready_at:
-            self._timeline.mark(WORKERS_READY, self._workers.ready_at)
+        self._ray.end_workers()
+        if self._ray.up_at:
+            self._timeline.mark(RAY_UP, self._ray.up_at)
+        if self._ray.workers_ready_at:
+            self._timeline.mark(WORKERS_READY, self._ray.workers_ready_at)
         return publish(outcome, held, self.folder, self.config, self.mirror, self._timeline)
 
     def failed(self, message: str) -> None:
@@ -186,12 +186,12 @@ class RunStages(StageHandlers):
         """
         end, held = EndStatus(status), self.held
         # The rest of this writes to MLflow and the storage, and needs no Ray.
-        self._workers.expect_end()
+        self._ray.expect_end()
         try:
             if held:
                 held.supervisor.stop()
         finally:
-            self._workers.end()
+            self._ray.end_for_good()
             if self.mirror:
                 # A newer attempt reports the status of its run itself.
                 is_replaced = held and held.supervisor.is_replaced()
@@ -225,7 +225,7 @@ class RunStages(StageHandlers):
             return FunctionLauncher(self._timing, self._job)
         from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
 
-        return PoolLauncher(self._workers.for_training(self.config))
+        return PoolLauncher(self._ray.pool_for_training(self.config))
 
     def _gate(self, stage: str) -> Gate:
         from train_core.engine.driver.gate_stages import Gate
@@ -235,8 +235,8 @@ class RunStages(StageHandlers):
             raise StageError(stage, f"run {self.folder.name!r} was started without a gate")
 
         def pool() -> WorkerPool:
-            self._workers.wait_for_ray()
-            return self._workers.for_scoring(self.config)
+            self._ray.wait_until_up()
+            return self._ray.pool_for_scoring(self.config)
 
         return Gate(self.folder, self.config, options, held, pool)
 

@@ -52,7 +52,7 @@ def launcher() -> Iterator[Launcher]:
     """The implementation of the protocol that is tested; another one becomes a parameter here."""
     pool = WorkerPool(TrainConfig(ray_address=LOCAL))
     yield PoolLauncher(pool)
-    pool.close()
+    pool.end_workers()
     # The next test looks for its own.
     _, alive = psutil.wait_procs(ranks(), timeout=10)
     assert not alive

@@ -17,10 +17,10 @@ import pytest
 from train_core import TrainConfig
 from train_core.described_errors import rebuild
 from train_core.engine.driver.job.mailbox_transport import MailboxTransport
+from train_core.engine.driver.ray_session import ClusterRaySession
 from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing
-from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import (
     ConfigError,
     NotFiniteError,
@@ -69,7 +69,7 @@ class Idle:
 
 
 def of_a_job(request: Request) -> Stages:
-    return stages_of(request, ClusterWorkers(), JOB)
+    return stages_of(request, ClusterRaySession(), JOB)
 
 
 def transport_of(

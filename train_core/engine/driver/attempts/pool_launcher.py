@@ -50,11 +50,11 @@ class PoolLauncher:
                 self._pool.replace_all()
             else:
                 # How many there is room for is seen once these are gone.
-                self._pool.close()
+                self._pool.end_workers()
             return AttemptOutcome(Ended.LOST, error)
         except Exception as error:  # noqa: BLE001 (the supervisor raises it)
             # Ranks that wait for the one that failed would wait for half an hour.
-            self._pool.close()
+            self._pool.end_workers()
             return AttemptOutcome(Ended.FAILED, error)
 
     def _train_where_there_is_room(
@@ -65,7 +65,7 @@ class PoolLauncher:
         if not keeps_workers(is_placed=is_placed, drained=drained_under_workers()):
             # The resources of the pool's own workers count as room as well, except on a node that
             # is drained: they are freed before the room is measured.
-            self._pool.close()
+            self._pool.end_workers()
             poll = partial(room_for, attempt.config)
             workers = number_of_workers(attempt.config, poll, attempt.check_stop, timing)
         config = attempt.config.model_copy(update={"num_workers": workers})

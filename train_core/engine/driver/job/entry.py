@@ -15,10 +15,10 @@ import sys
 from functools import partial
 
 from train_core.engine.driver.job.mailbox_transport import MailboxTransport
+from train_core.engine.driver.ray_session import ClusterRaySession
 from train_core.engine.driver.server import StageServer
 from train_core.engine.driver.stages import stages_of
 from train_core.engine.driver.timing import TIMING, Timing
-from train_core.engine.driver.workers import ClusterWorkers
 from train_core.errors import ConfigError
 from train_core.inside import mark_this_process
 from train_core.policy.end_status import EndStatus
@@ -43,7 +43,7 @@ def main(timing: Timing = TIMING) -> None:
         mailbox = Mailbox(store, job, THE_JOB, timing=timing.coordination)
         transport = MailboxTransport(mailbox, first, timing)
         # Prepared in this thread: a Ray that is joined from another one would be left with it.
-        open_stages = partial(stages_of, workers=ClusterWorkers(timing), job=job, timing=timing)
+        open_stages = partial(stages_of, ray=ClusterRaySession(timing), job=job, timing=timing)
         status = StageServer(transport, open_stages).serve()
         transport.clear()
     except ConfigError as error:

@@ -22,8 +22,8 @@ from train_core.engine.driver.preparing.preflight import (
 )
 from train_core.engine.driver.preparing.rehearsing import rehearsed
 from train_core.engine.driver.preparing.unchanged import run_that_has_it
+from train_core.engine.driver.ray_session import RaySession
 from train_core.engine.driver.timing import Timing
-from train_core.engine.driver.workers import Workers
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared
@@ -52,7 +52,7 @@ class PreparedRun:
 
 
 def prepare_run(
-    request: DriverRequest, folder: RunFolder, workers: Workers, job: str, timing: Timing
+    request: DriverRequest, folder: RunFolder, ray: RaySession, job: str, timing: Timing
 ) -> PreparedRun:
     """Check the request, create the run if it is new, take it, and begin what it needs.
 
@@ -65,7 +65,7 @@ def prepare_run(
         if mirror is not None:
             begun.callback(mirror.close, None)
         if config.is_function:
-            config = _with_trainers_settings(config, folder, workers)
+            config = _with_trainers_settings(config, folder, ray)
         checks = check_function if config.is_function else check
         checked = checks(folder, request.model_copy(update={"config": config}))
         prepared = checked.prepared
@@ -85,7 +85,7 @@ def prepare_run(
                 request.storage, record, config, checked, within_s=timing.rehearsal_s
             )
         # Only the cluster itself knows its resources. Nothing has been written yet.
-        workers.join(config, nodes_wait_s=timing.nodes_wait_s if prepared.resumed else 0)
+        ray.join(config, nodes_wait_s=timing.nodes_wait_s if prepared.resumed else 0)
         config = with_gpus(config)
         if mirror is not None:
             mirror.check()
@@ -97,7 +97,7 @@ def prepare_run(
         held = HeldRun.take(folder, job, timing)
         begun.callback(held.release, EndStatus.FAILED)
         _amend(request, folder, held, config)
-        workers.start_early(config)
+        ray.start_workers_early(config)
         if mirror is not None:
             mirror.start(config)
         # From here on the stages of the run close them.
@@ -106,9 +106,7 @@ def prepare_run(
     return PreparedRun(prepared, config, held, mirror)
 
 
-def _with_trainers_settings(
-    config: TrainConfig, folder: RunFolder, workers: Workers
-) -> TrainConfig:
+def _with_trainers_settings(config: TrainConfig, folder: RunFolder, ray: RaySession) -> TrainConfig:
     """The configuration with what the factory's trainer asks for, if there is one.
 
     A factory may read a dataset by Ray, so Ray has to be up.
@@ -116,8 +114,8 @@ def _with_trainers_settings(
     from train_core.engine.ray_train.trainer_settings import with_trainers_settings
 
     if config.trainer:
-        workers.join(config)
-        workers.wait_for_ray()
+        ray.join(config)
+        ray.wait_until_up()
     recorded = folder.newest_request().config if folder.exists() else None
     return with_trainers_settings(config, recorded)
 

@@ -1,4 +1,4 @@
-"""Ray, and the workers on it, of one request: of this machine or of a cluster."""
+"""The Ray of one request, and the pool of workers on it: of this machine or of a cluster."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ with the first optimizer.
 _log = logging.getLogger("train_core.driver")
 
 
-class Workers(ABC):
-    """The pool of workers on a Ray, which end with this process at the latest."""
+class RaySession(ABC):
+    """A Ray and the pool of workers on it, which end with this process at the latest."""
 
     def __init__(self, timing: Timing = TIMING) -> None:
         self._timing = timing
-        self.ray_up_at = 0.0
+        self.up_at = 0.0
         """When Ray was up, in seconds since 1970; 0: not yet."""
         self._pool: WorkerPool | None = None
-        # Two stages may need the pool at once.
+        # Guards check-then-act on `_pool`: two stages may need it at once.
         self._making = threading.Lock()
 
     @property
-    def ready_at(self) -> float:
+    def workers_ready_at(self) -> float:
         """When the last of the first workers had started, in seconds since 1970; 0: not yet."""
-        return self._pool.ready_at if self._pool else 0.0
+        return self._pool.workers_ready_at if self._pool else 0.0
 
     @abstractmethod
     def join(self, config: TrainConfig, *, nodes_wait_s: float = 0) -> None:
@@ -52,18 +52,18 @@ class Workers(ABC):
         """
 
     @abstractmethod
-    def start_early(self, config: TrainConfig) -> None:
-        """Have workers start while others still prepare, if there is room for all."""
+    def start_workers_early(self, config: TrainConfig) -> None:
+        """Start the workers during the preparation, if there is room for all."""
 
     @abstractmethod
-    def wait_for_ray(self) -> None:
-        """Wait until Ray is up, which a stage needs. Raises what kept it from that."""
+    def wait_until_up(self) -> None:
+        """Wait until Ray is up. Raises what kept it from starting."""
 
     @abstractmethod
     def expect_end(self) -> None:
-        """From now on nobody needs Ray."""
+        """From here on Ray's death does not end this process."""
 
-    def for_training(self, config: TrainConfig) -> WorkerPool:
+    def pool_for_training(self, config: TrainConfig) -> WorkerPool:
         """The pool, of which a launcher starts the workers."""
         from train_core.engine.cluster.pool import WorkerPool
 
@@ -71,32 +71,27 @@ class Workers(ABC):
             self._pool = self._pool or WorkerPool(config, PRELOAD, self._timing.cluster)
             return self._pool
 
-    def for_scoring(self, config: TrainConfig) -> WorkerPool:
+    def pool_for_scoring(self, config: TrainConfig) -> WorkerPool:
         """The workers of the training, or as many as there is room for."""
-        pool = self.for_training(config)
+        pool = self.pool_for_training(config)
         pool.start_for_scoring(config)
         return pool
 
-    def close(self) -> None:
-        """End the workers."""
+    def end_workers(self) -> None:
+        """End the workers; another stage may start some again."""
         if self._pool:
-            self._pool.close()
+            self._pool.end_workers()
 
-    def end(self) -> None:
+    def end_for_good(self) -> None:
         """End the workers, and never start any again."""
         if self._pool:
-            self._pool.end()
-
-    def _started(self, config: TrainConfig) -> WorkerPool:
-        pool = self.for_training(config)
-        pool.start(config)
-        return pool
+            self._pool.end_for_good()
 
     def _start_ray(self, config: TrainConfig) -> None:
         from train_core.engine.cluster.runtime import start_ray
 
         start_ray(config, self._settings(config))
-        self.ray_up_at = time.time()
+        self.up_at = time.time()
 
     def _settings(self, config: TrainConfig) -> RaySettings:
         """What the launcher of the configuration wants of Ray."""
@@ -105,16 +100,16 @@ class Workers(ABC):
         return POOL_SETTINGS
 
 
-class ClusterWorkers(Workers):
-    """Workers of the cluster whose job this process is."""
+class ClusterRaySession(RaySession):
+    """The Ray of the cluster whose job this process is."""
 
     def join(self, config: TrainConfig, *, nodes_wait_s: float = 0) -> None:
         """Join the cluster from the thread that calls: with it, Ray would end."""
         self._start_ray(config)
         check_resources(config, nodes_wait_s)
 
-    def start_early(self, config: TrainConfig) -> None:
-        """Have the workers start, if there is room for all."""
+    def start_workers_early(self, config: TrainConfig) -> None:
+        """Start the workers, if there is room for all."""
         from train_core.engine.cluster.scaling import room_for
 
         if config.is_function:
@@ -122,19 +117,19 @@ class ClusterWorkers(Workers):
             return
         try:
             if room_for(config) >= config.num_workers:
-                self._started(config)
+                self.pool_for_training(config).start(config)
         except Exception as error:  # noqa: BLE001 (whatever Ray raises while its head is away)
             _log.debug("the workers are started with the training: %s", error)
 
-    def wait_for_ray(self) -> None:
+    def wait_until_up(self) -> None:
         """It is up once the cluster was joined."""
 
     def expect_end(self) -> None:
         """Do nothing: no thread checks that the Ray of a cluster lives."""
 
 
-class LocalWorkers(Workers):
-    """Workers of this machine, on a Ray that is started in the background.
+class LocalRaySession(RaySession):
+    """A Ray of this machine, which is started in the background.
 
     `start` runs a function on the main thread, and gives its end: a Ray that is started from
     another thread dies with it.
@@ -151,6 +146,7 @@ class LocalWorkers(Workers):
         self._config = config
         self._start = start
         self._on_expected_end = on_expected_end
+        # Guards check-then-act on `_ray`.
         self._starting = threading.Lock()
         self._ray: Future[None] | None = None
         """The end of the newest try to start Ray."""
@@ -170,10 +166,10 @@ class LocalWorkers(Workers):
     def join(self, config: TrainConfig, *, nodes_wait_s: float = 0) -> None:
         """There is no cluster; what this machine has is among the first checks."""
 
-    def start_early(self, config: TrainConfig) -> None:
-        """They start with Ray."""
+    def start_workers_early(self, config: TrainConfig) -> None:
+        """Do nothing: they start with Ray."""
 
-    def wait_for_ray(self) -> None:
+    def wait_until_up(self) -> None:
         """Wait until Ray is up; where the newest try failed, make another one."""
         with self._starting:
             if self._ray is None or (self._ray.done() and self._ray.exception()):
@@ -185,7 +181,7 @@ class LocalWorkers(Workers):
             raise rebuild(describe("prepare", error)) from error
 
     def expect_end(self) -> None:
-        """The death of Ray is no reason any more to end the process."""
+        """From here on Ray's death does not end this process."""
         self._on_expected_end()
 
     def _begin(self) -> None:
@@ -197,7 +193,7 @@ class LocalWorkers(Workers):
         if is_fixed(self._config) and not self._pool:
             decided = with_gpus(self._config)
             if fits_here(decided):
-                self._started(decided)
+                self.pool_for_training(decided).start(decided)
 
 
 def ray_train_settings(timing: FunctionTiming) -> RaySettings:
