@@ -15,6 +15,10 @@ from train_core.config import TrainConfig
 from train_core.engine.cluster.resources import resources_of_worker
 from train_core.engine.cluster.worker_process import CONTROL, WORK, Actor, TrainWorker
 
+# Ray's annotations do not know the second one.
+_OPTIONS: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {WORK: 1, CONTROL: 1}}
+_WORKER: Any = ray.remote(**_OPTIONS)(TrainWorker)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -34,7 +38,7 @@ class Layout:
 class Slots:
     """Places that Ray has reserved, or will, each with a worker; their numbers begin with 0.
 
-    A slot without a rank is a spare's place: nothing but a call tells which slots have ranks.
+    A spare's place is a slot that no call gives a rank.
     """
 
     layout: Layout
@@ -80,13 +84,8 @@ class Slots:
         remove_placement_group(self._reservation)
 
     def _start_worker(self, slot: int) -> Actor:
-        # Ray's annotations do not know the last of them.
-        options: dict[str, Any] = {
-            "num_cpus": self.layout.resources.get("CPU", 0),
-            "num_gpus": self.layout.resources.get("GPU", 0),
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._reservation, slot),
-            "max_restarts": 0,
-            "concurrency_groups": {WORK: 1, CONTROL: 1},
-        }
-        worker: Any = ray.remote(**options)(TrainWorker)
-        return worker.remote(self._preload)
+        return _WORKER.options(
+            num_cpus=self.layout.resources.get("CPU", 0),
+            num_gpus=self.layout.resources.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._reservation, slot),
+        ).remote(self._preload)
