@@ -92,7 +92,7 @@ def train(shards: int) -> None:
     )
     folder = RunFolder(tempfile.mkdtemp(), "run")
     trainer = Trainer(folder, config, 1, Group.current())
-    trainer.checkpointer.rules = SaveRules()
+    trainer.checkpointer.rules = SaveRules(checkpoint_every_epochs=0)
     trainer.stop_requests.start()
     trainer.restore()
 

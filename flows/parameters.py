@@ -14,8 +14,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from evertrain_flows.defaults import default_storage, default_tracking_uri
 from train_core.config import TrainConfig
-from train_core.config.gate_options import GateOptions
 from train_core.config.json_text import with_numbers
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.logins import hide_secrets
 from train_core.requests import (
     DEFAULT_EXPERIMENT,

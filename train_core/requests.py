@@ -10,8 +10,8 @@ from typing import Any, Literal, Self
 from pydantic import SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from train_core.config import TrainConfig
-from train_core.config.gate_options import GateOptions
 from train_core.errors import CheckedOnlyError, ConfigError, UnchangedError
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.findings import ACCEPTABLE
 from train_core.results import Result
 from train_core.text.shown_text import few_of

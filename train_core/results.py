@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from train_core.policy.champion.gate_decision import Evidence, GateRules, Outcome
+from train_core.policy.champion.gate_decision import Evidence, Outcome
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.checkpoints.selection import Order
 from train_core.policy.findings import Accepted, FindingName
 
@@ -181,10 +182,19 @@ class Decision(Result):
     order: Order
     comparison: Comparison
     evidence: Evidence
-    rules: GateRules
+    rules: GateOptions
     outcome: Outcome
     reasons: tuple[str, ...] = Field(min_length=1)
     """The first one decided."""
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _of_earlier(cls, rules: Any) -> Any:
+        """Earlier versions recorded some of the options, `gate_minimum` as `minimum`."""
+        if isinstance(rules, Mapping) and "minimum" in rules:
+            others = {name: value for name, value in rules.items() if name != "minimum"}
+            return {**others, "gate_minimum": rules["minimum"]}
+        return rules
 
     @property
     def why(self) -> str:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from train_core.engine.checkpoint.packing import pack
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.policy.checkpoints.layout import assign
+from train_core.policy.checkpoints.save_schedule import SaveRules
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter
@@ -149,8 +149,8 @@ class Rank:
             dist.destroy_process_group()
 
     def _save_every(self, steps: int) -> None:
-        self.trainer.checkpointer.rules = replace(
-            self.trainer.checkpointer.rules, every_steps=steps, every_epochs=0
+        self.trainer.checkpointer.rules = SaveRules(
+            checkpoint_every_epochs=0, checkpoint_every_steps=steps
         )
 
     def _save_if_due(self) -> bool:

@@ -42,7 +42,7 @@ class Images:
         )
         group = Group.current(uses_gpu=uses_gpu)
         self.trainer = Trainer(RunFolder(storage, "run"), self.config, 1, group)
-        self.trainer.checkpointer.rules = SaveRules()
+        self.trainer.checkpointer.rules = SaveRules(checkpoint_every_epochs=0)
         self.trainer.stop_requests.start()
         self.trainer.restore()
 

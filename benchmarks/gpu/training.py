@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,9 @@ class Training:
         self.trainer.close()
 
     def _save_every(self, steps: int) -> None:
-        self.checkpointer.rules = replace(SaveRules(skips_if_busy=False), every_steps=steps)
+        self.checkpointer.rules = SaveRules(
+            checkpoint_every_epochs=0, checkpoint_every_steps=steps, checkpoint_backpressure="wait"
+        )
 
 
 def _buffers_for(live: list[torch.Tensor], *, pinned: bool) -> list[torch.Tensor]:

@@ -355,7 +355,9 @@ def test_prune_says_why_a_version_and_the_champion_stay(models: Models) -> None:
     for step in (2, 3):
         commit(folder, step, held.attempt)
     held.release()
-    rules = RetentionRules("validation/accuracy", "max", keep_last=1, keep_best=1)
+    rules = RetentionRules(
+        monitor="validation/accuracy", monitor_order="max", keep_last=1, keep_best=1
+    )
     found = {one.name: one for one in prune_run(folder, rules=rules)}
     first = found["step-00000001-a0001"]
     assert not first.goes

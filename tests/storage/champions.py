@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from train_core.policy.champion.gate_decision import Evidence, GateRules, Outcome, Score
+from train_core.policy.champion.gate_decision import Evidence, Outcome, Score
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.results import Approval, ChampionEntry, Comparison, Decision, ModelVersion
 
 MODEL = "Digits"
@@ -36,7 +37,7 @@ def decision(challenger: ModelVersion | None = None, champion: int = 0, **change
             split="test", num_rows=40, data_digest="", confidence=0.95, num_resamples=0, seed=0
         ),
         evidence=Evidence(Score(0.9)),
-        rules=GateRules(),
+        rules=GateOptions(),
         outcome=Outcome.PROMOTE,
         reasons=("there was no champion before it, and accuracy is 0.9",),
     )

@@ -28,7 +28,7 @@ from train_core.storage.records.names import CheckpointName, LeaseName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, quarantine
 
-RULES = RetentionRules("validation/accuracy", "max", keep_last=1, keep_best=1)
+RULES = RetentionRules(monitor="validation/accuracy", monitor_order="max", keep_last=1, keep_best=1)
 
 
 class Anything(RootModel[dict[str, Any]]):

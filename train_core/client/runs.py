@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -169,7 +168,7 @@ def prune_run(
     folder = folder_of(run)
     check_no_link(folder)
     ignored = _ignored_pins(folder, elsewhere=ignore_pins_elsewhere, models_in=release_models_in)
-    asked = rules or folder.newest_request().config.retention
+    asked = rules or folder.newest_request().config
     pruning = Pruning(folder, asked, datetime.now(UTC), ignored)
     if dry_run:
         return pruning.survey(lease.newest_attempt(folder.store) + 1)
@@ -184,7 +183,7 @@ def prune_run(
 def retention_rules(folder: RunFolder, overrides: Mapping[str, Any]) -> RetentionRules:
     """The run's retention rules, each replaced by the override of its name if that is not None."""
     set_ones = {name: one for name, one in overrides.items() if one is not None}
-    return replace(folder.newest_request().config.retention, **set_ones)
+    return folder.newest_request().config.model_copy(update=set_ones)
 
 
 def _ignored_pins(folder: RunFolder, *, elsewhere: bool, models_in: str) -> set[str]:

@@ -7,12 +7,15 @@ best, or where the training ends, and may not change.
 
 A new parameter is a field of one of the groups:
 
-* `training_options`: the workload, the length, the steps, the monitored metric, the first weights
-* `checkpoint_options`: when checkpoints are written, which are kept, and the limits of waiting
+* `training_options`: the workload, how a step is computed, the first weights
+* `checkpoint_options`: the limits of waiting for a checkpoint
 * `worker_options`: the workers and where they run
 * `function_options`: what only a training function has; if functions obey the new parameter, it is
   named in `_USED` there
-* `gate_options`: when a new model becomes champion
+* a group that a policy decides by stands beside it, in `train_core/policy/`: `LengthOptions` and
+  `MonitorOptions` in `stop_reasons`, `BatchOptions` in `samples/steps`, `SaveRules` in
+  `checkpoints/save_schedule`, `RetentionOptions` in `checkpoints/retention`, `GateOptions` in
+  `champion/gate_options`
 
 What assembles and reads them:
 
@@ -23,10 +26,10 @@ What assembles and reads them:
 The flow, the command line and `deployments/prefect.yaml` take their parameters from here.
 """
 
-from train_core.config.option_groups import MAY_CHANGE
 from train_core.config.train_config import TrainConfig
 from train_core.config.training_options import WorkloadName
 from train_core.config.worker_options import LOCAL, available_cpus, loopback_interface
+from train_core.policy.options import MAY_CHANGE
 
 __all__ = [
     "LOCAL",

@@ -10,17 +10,17 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from train_core.config.checkpoint_options import CheckpointOptions
-from train_core.config.option_groups import MAY_CHANGE, Options, object_of
+from train_core.config.json_text import object_of
 from train_core.config.training_options import (
     NAME_OF_OBJECT,
     InitOptions,
-    LengthOptions,
-    MonitorOptions,
     StepOptions,
     WorkloadOptions,
     check_name,
 )
 from train_core.config.worker_options import WorkerOptions
+from train_core.policy.options import MAY_CHANGE, Options
+from train_core.policy.stop_reasons import LengthOptions, MonitorOptions
 
 _USED = {"workload", "init_from", "grace_s", "monitor", "monitor_order"} | (
     set(WorkerOptions.model_fields)

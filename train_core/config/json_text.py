@@ -18,6 +18,11 @@ FLOAT_WITH_EXPONENT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]
 _TOO_DEEP = f"its brackets are more than {MOST_DEPTH} deep"
 
 
+def object_of(value: object) -> object:
+    """The value, parsed if it is a text of JSON, as of a flag. Raises ValueError."""
+    return parse_object(value) if isinstance(value, str) else value
+
+
 def parse_object(text: str) -> dict[str, Any]:
     """The JSON object that the text holds. Raises ValueError, which says what is wrong with it."""
     try:

@@ -9,31 +9,24 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from train_core.config.checkpoint_options import CheckpointOptions, RetentionOptions
+from train_core.config.checkpoint_options import CheckpointOptions
 from train_core.config.function_options import FunctionOptions
-from train_core.config.option_groups import may_change
-from train_core.config.training_options import (
-    InitOptions,
-    LengthOptions,
-    MonitorOptions,
-    StepOptions,
-    WorkloadOptions,
-)
+from train_core.config.training_options import InitOptions, StepOptions, WorkloadOptions
 from train_core.config.worker_options import WorkerOptions
 from train_core.errors import ConfigError
 from train_core.policy.checkpoints.retention import RetentionRules
-from train_core.policy.checkpoints.save_schedule import SaveRules
-from train_core.policy.checkpoints.selection import Order
 from train_core.policy.logins import hide_logins
+from train_core.policy.options import may_change
 from train_core.policy.samples.steps import StepPlan
-from train_core.policy.stop_reasons import StopLimits
+from train_core.policy.stop_reasons import LengthOptions, MonitorOptions, StopLimits
 
 
 # pydantic lists the fields of the last base first: this is the order of run.json and of --help.
 class TrainConfig(
     WorkerOptions,
-    RetentionOptions,
+    RetentionRules,
     CheckpointOptions,
+    StopLimits,
     MonitorOptions,
     StepOptions,
     InitOptions,
@@ -99,48 +92,13 @@ class TrainConfig(
             raise ConfigError(place + first["msg"].removeprefix("Value error, ")) from error
 
     @property
-    def order(self) -> Order:
-        """Whether more of the monitored metric is better."""
-        return self.monitor_order or "max"
-
-    @property
-    def retention(self) -> RetentionRules:
-        """Which checkpoints to keep."""
-        return RetentionRules(
-            metric=self.monitor,
-            order=self.order,
-            keep_last=self.keep_last,
-            keep_best=self.keep_best,
-            keep_every_steps=self.keep_every_steps,
-            keep_newer_than_s=self.keep_newer_than_s,
-            ranks_unmeasured=self.is_function,
-        )
-
-    @property
-    def save_rules(self) -> SaveRules:
-        """When to take checkpoints."""
-        return SaveRules(
-            every_steps=self.checkpoint_every_steps,
-            every_epochs=self.checkpoint_every_epochs,
-            every_s=self.checkpoint_every_s,
-            skips_if_busy=self.checkpoint_backpressure == "skip",
-        )
-
-    @property
-    def stop_limits(self) -> StopLimits:
-        """What the training may take."""
-        return StopLimits(
-            epochs=self.epochs,
-            max_steps=self.max_steps,
-            max_duration_s=self.max_duration_s,
-            early_stopping_patience=self.early_stopping_patience,
-        )
+    def ranks_unmeasured(self) -> bool:
+        """Whether a checkpoint without the metric is among the best, as Ray Train has it."""
+        return self.is_function
 
     def step_plan(self, num_samples: int) -> StepPlan:
         """Which samples each step takes of so many."""
-        return StepPlan(
-            num_samples, self.batch_size, self.accumulation_steps, self.shards, self.drop_last
-        )
+        return StepPlan(num_samples, self, self.shards)
 
     def fixed(self) -> Self:
         """The same configuration with what is derived written out."""

@@ -1,4 +1,4 @@
-"""What is trained, for how long, from which weights, and how a step is computed.
+"""What is trained, from which weights, and how a step is computed.
 
 One of the groups of parameters; `config/__init__.py` says in which of them a new one belongs.
 """
@@ -16,8 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from train_core.config.option_groups import MAY_CHANGE, Options, object_of
+from train_core.config.json_text import object_of
 from train_core.policy.findings import Accepted
+from train_core.policy.options import MAY_CHANGE, Options
+from train_core.policy.samples.steps import BatchOptions
 
 NAME_OF_OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
@@ -68,26 +70,6 @@ class WorkloadOptions(Options):
         return object_of(value)
 
 
-class LengthOptions(Options):
-    """How long to train."""
-
-    epochs: int = Field(
-        default=1, ge=1, description="Passes over the training split.", json_schema_extra=MAY_CHANGE
-    )
-    max_steps: int = Field(
-        default=0,
-        ge=0,
-        description="Maximum of optimizer steps; 0: no limit.",
-        json_schema_extra=MAY_CHANGE,
-    )
-    max_duration_s: float = Field(
-        default=0,
-        ge=0,
-        description="Maximum of seconds of training; 0: no limit.",
-        json_schema_extra=MAY_CHANGE,
-    )
-
-
 class InitOptions(Options):
     """The initial weights of a new run."""
 
@@ -121,18 +103,9 @@ class InitOptions(Options):
         return self
 
 
-class StepOptions(Options):
+class StepOptions(BatchOptions):
     """How a step is computed. All but `data_workers` decides the numbers."""
 
-    batch_size: int = Field(
-        default=128, ge=1, description="Samples of one optimizer step, over all workers."
-    )
-    accumulation_steps: int = Field(
-        default=1, ge=1, description="Micro-batches into which a batch is cut, to save memory."
-    )
-    drop_last: bool = Field(
-        default=False, description="Leave out the last, smaller batch of an epoch."
-    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all randomness.")
     clip_norm: float = Field(
         default=0, ge=0, description="Clip the gradient's norm to this; 0: no clipping."
@@ -159,29 +132,4 @@ class StepOptions(Options):
         ge=0,
         description="Processes of each worker that fetch its batches; 0: fetch in the loop.",
         json_schema_extra=MAY_CHANGE,
-    )
-
-
-class MonitorOptions(Options):
-    """The metric that ranks checkpoints and stops early."""
-
-    monitor: str = Field(
-        default="",
-        description="The metric that ranks checkpoints and stops early; empty: the workload's own, "
-        "or else validation/accuracy. Of a training function: none, the newest is the best.",
-    )
-    monitor_order: Literal["", "max", "min"] = Field(
-        default="",
-        description="Whether a higher or a lower monitored metric is better; empty: as the "
-        "workload says of its own, and else max.",
-    )
-    early_stopping_patience: int = Field(
-        default=0,
-        ge=0,
-        description="Validations without improvement after which to stop; 0: never.",
-    )
-    early_stopping_min_delta: float = Field(
-        default=0,
-        ge=0,
-        description="The least change of the monitored metric that counts as an improvement.",
     )

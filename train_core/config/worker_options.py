@@ -12,7 +12,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from train_core.config.option_groups import MAY_CHANGE, Options, object_of
+from train_core.config.json_text import object_of
+from train_core.policy.options import MAY_CHANGE, Options
 
 LOCAL = "local"
 """The `ray_address` of a Ray that is started for the run."""

@@ -1,5 +1,9 @@
 """Decisions as pure functions and frozen values: no disk, no clock, and no torch, Ray or MLflow.
 
+The rules of a decision are a group of a training's parameters: `TrainConfig` inherits it, and is
+given to the function as it is.
+
+* `options`: what these groups have in common
 * `samples/`: the numbers of a training: seeds, the order of samples, steps and shards
 * `checkpoints/`: when a checkpoint is taken, its files, which is best, which stay
 * `champion/`: the gate's decision, the way back to an earlier champion, what has changed since

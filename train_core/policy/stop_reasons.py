@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from train_core.policy.options import MAY_CHANGE, Options
 
 
 class StopReason(StrEnum):
@@ -21,14 +26,58 @@ class StopReason(StrEnum):
     """A training function failed: the training may go on."""
 
 
-@dataclass(frozen=True)
-class StopLimits:
-    """What a training may take; 0 is no limit, but for `epochs`."""
+class LengthOptions(Options):
+    """How long to train."""
 
-    epochs: int
-    max_steps: int = 0
-    max_duration_s: float = 0
-    early_stopping_patience: int = 0
+    epochs: int = Field(
+        default=1, ge=1, description="Passes over the training split.", json_schema_extra=MAY_CHANGE
+    )
+    max_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Maximum of optimizer steps; 0: no limit.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    max_duration_s: float = Field(
+        default=0,
+        ge=0,
+        description="Maximum of seconds of training; 0: no limit.",
+        json_schema_extra=MAY_CHANGE,
+    )
+
+
+class MonitorOptions(Options):
+    """The metric that ranks checkpoints and stops early."""
+
+    monitor: str = Field(
+        default="",
+        description="The metric that ranks checkpoints and stops early; empty: the workload's own, "
+        "or else validation/accuracy. Of a training function: none, the newest is the best.",
+    )
+    monitor_order: Literal["", "max", "min"] = Field(
+        default="",
+        description="Whether a higher or a lower monitored metric is better; empty: as the "
+        "workload says of its own, and else max.",
+    )
+    early_stopping_patience: int = Field(
+        default=0,
+        ge=0,
+        description="Validations without improvement after which to stop; 0: never.",
+    )
+    early_stopping_min_delta: float = Field(
+        default=0,
+        ge=0,
+        description="The least change of the monitored metric that counts as an improvement.",
+    )
+
+    @property
+    def order(self) -> Literal["max", "min"]:
+        """Whether more of the monitored metric is better."""
+        return self.monitor_order or "max"
+
+
+class StopLimits(MonitorOptions, LengthOptions):
+    """What a training may take, also without an improvement of the monitored metric."""
 
 
 @dataclass(frozen=True)

@@ -136,4 +136,4 @@ def is_training_finished(newest: Commit | None, config: TrainConfig) -> bool:
         return False
     manifest = newest.manifest
     reached = Reached(manifest.step, manifest.epoch, manifest.elapsed_s)
-    return still_holds(manifest.stopped_by, reached, config.stop_limits)
+    return still_holds(manifest.stopped_by, reached, config)

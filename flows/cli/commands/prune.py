@@ -11,9 +11,9 @@ from evertrain_flows.cli.arguments import InStorage
 from evertrain_flows.cli.output.listings import Row, print_rows
 from evertrain_flows.defaults import tracking_uri_of
 from train_core.client.runs import prune_run, retention_rules
-from train_core.config.checkpoint_options import RetentionOptions
-from train_core.config.option_groups import overrides_of
 from train_core.errors import ConfigError
+from train_core.policy.checkpoints.retention import RetentionOptions
+from train_core.policy.options import overrides_of
 from train_core.storage.addresses import absolute, find
 from train_core.storage.cleanup.prune import Finding
 

@@ -206,7 +206,7 @@ def vouch_for(folder: RunFolder, file: str) -> None:
 
 def drive_and_delete(folder: RunFolder) -> None:
     """What a driver and `evertrain prune` do."""
-    rules = RetentionRules("validation/loss", "min", keep_last=1, keep_best=1)
+    rules = RetentionRules(monitor="validation/loss", monitor_order="min", keep_last=1, keep_best=1)
     held = begin_attempt(folder)
     with lease.alive_until_released(held):
         delete_orphans_of_the_dead(RunWriter(folder, held.attempt))

@@ -22,7 +22,6 @@ from tests.engine.alone import run
 from tests.marks import SLOW
 from tests.storage.doubles.faulty_store import FaultyStore
 from train_core.client.champions import approve, rollback
-from train_core.config.gate_options import GateOptions
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.runtime import POOL_SETTINGS, start_ray
 from train_core.engine.driver.gate_stages import Gate
@@ -30,6 +29,7 @@ from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.scoring.evaluate import evaluate
 from train_core.errors import FencedError, StorageError
 from train_core.policy.champion.gate_decision import Outcome
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.end_status import EndStatus
 from train_core.results import Approval, GateResult
 from train_core.storage.coordination.pins import REGISTERED_MODEL, valid_pins

@@ -12,7 +12,8 @@ from PIL import Image
 from tests.storage.champions import decision
 from train_core.engine.metrics.figures import png
 from train_core.engine.metrics.gate_figures import champion_and_challenger
-from train_core.policy.champion.gate_decision import Evidence, GateRules, Improvement, Score
+from train_core.policy.champion.gate_decision import Evidence, Improvement, Score
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.results import GateResult
 
 CHAMPION = Score(0.9, {"cat": 0.9, "a$b$c": 0.8, "_dog": 1.0, "none": None}, 1.0, 20.0, 10**7)
@@ -22,7 +23,7 @@ FOUND = Improvement(-0.1, -0.12, -0.08)
 
 def drawn(champion: Score | None = CHAMPION, challenger: Score = CHALLENGER) -> Figure | None:
     evidence = Evidence(challenger, champion, FOUND if champion else None)
-    made = decision(champion=1, evidence=evidence, rules=GateRules(max_latency_ratio=2.0))
+    made = decision(champion=1, evidence=evidence, rules=GateOptions(max_latency_ratio=2.0))
     return champion_and_challenger(GateResult(decision=made, decision_uri="run/decisions/x.json"))
 
 

@@ -10,10 +10,10 @@ import torchmetrics
 
 from tests.engine.tiny import Tiny, TinySettings
 from train_core import TrainConfig
-from train_core.config.gate_options import GateOptions
 from train_core.engine.metrics.evaluation_loop import split_metrics
 from train_core.engine.scoring.gate_metric import check_gate, metric_of
 from train_core.errors import ConfigError
+from train_core.policy.champion.gate_options import GateOptions
 
 
 class Averaged(torchmetrics.Metric):

@@ -205,7 +205,9 @@ def test_who_releases_models_has_them_deleted_with_their_checkpoints(
     # Who prunes keeps the best one that a report names.
     run.folder.store.delete("report.json")
     run.lease.release()
-    rules = RetentionRules(metric="validation/accuracy", order="max", keep_last=1, keep_best=1)
+    rules = RetentionRules(
+        monitor="validation/accuracy", monitor_order="max", keep_last=1, keep_best=1
+    )
     stays = {one.name: one.goes for one in prune_run(run.folder, rules=rules)}
     assert stays[best.name] is False
     assert len(models(tracking_uri)) == 2

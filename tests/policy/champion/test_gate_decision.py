@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from train_core.policy.champion.gate_decision import (
     Evidence,
-    GateRules,
     Improvement,
     Outcome,
     Score,
     decide,
 )
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.checkpoints.selection import Order
 
 PROMOTE, KEEP, ASK = Outcome.PROMOTE, Outcome.KEEP, Outcome.ASK
@@ -28,11 +28,11 @@ FIRST = Evidence(CHALLENGER)
 
 
 def outcome_of(evidence: Evidence, order: Order = "max", **rules: Any) -> Outcome:
-    return decide("accuracy", order, evidence, GateRules(**rules))[0]
+    return decide("accuracy", order, evidence, GateOptions(**rules))[0]
 
 
 def reasons_of(evidence: Evidence, order: Order = "max", **rules: Any) -> tuple[str, ...]:
-    return decide("accuracy", order, evidence, GateRules(**rules))[1]
+    return decide("accuracy", order, evidence, GateOptions(**rules))[1]
 
 
 @pytest.mark.promise("gate-rules")
@@ -69,11 +69,11 @@ def improved(low: float, value: float = 0.05, high: float = 0.08) -> Evidence:
         # Nothing to compare with an interval.
         (replace(BETTER, improvement=None), {}, KEEP),
         # The worst value that any champion may have.
-        (BETTER, {"minimum": 0.95}, PROMOTE),
-        (BETTER, {"minimum": 0.951}, KEEP),
+        (BETTER, {"gate_minimum": 0.95}, PROMOTE),
+        (BETTER, {"gate_minimum": 0.951}, KEEP),
         (FIRST, {}, PROMOTE),
-        (FIRST, {"minimum": 0.95}, PROMOTE),
-        (FIRST, {"minimum": 0.951}, KEEP),
+        (FIRST, {"gate_minimum": 0.95}, PROMOTE),
+        (FIRST, {"gate_minimum": 0.951}, KEEP),
         # The first champion has nobody to be better than.
         (FIRST, {"min_improvement": 9.0, "max_recall_drop": 0, "max_size_ratio": 0.1}, PROMOTE),
         # What is not finite is never champion.
@@ -114,12 +114,12 @@ def improved(low: float, value: float = 0.05, high: float = 0.08) -> Evidence:
         (FIRST, {"on_changed_data": "keep"}, PROMOTE),
         # Two that cannot be compared are a person's matter.
         (replace(FIRST, failure="its run is gone"), {}, ASK),
-        (replace(FIRST, failure="its run is gone"), {"minimum": 0.99}, KEEP),
+        (replace(FIRST, failure="its run is gone"), {"gate_minimum": 0.99}, KEEP),
         # A person approves every promotion, and is asked for nothing else.
         (BETTER, {"require_approval": True}, ASK),
         (FIRST, {"require_approval": True}, ASK),
         (improved(0.0), {"require_approval": True}, KEEP),
-        (FIRST, {"require_approval": True, "minimum": 0.99}, KEEP),
+        (FIRST, {"require_approval": True, "gate_minimum": 0.99}, KEEP),
         (
             replace(BETTER, has_changed_data=True),
             {"require_approval": True, "on_changed_data": "keep"},
@@ -137,7 +137,7 @@ def test_each_rule_decides(evidence: Evidence, rules: dict[str, Any], expected: 
 def test_with_order_min_the_worst_value_is_the_largest(
     minimum: float | None, expected: Outcome
 ) -> None:
-    assert outcome_of(FIRST, "min", minimum=minimum) is expected
+    assert outcome_of(FIRST, "min", gate_minimum=minimum) is expected
 
 
 @pytest.mark.promise("gate-evidence")
@@ -151,7 +151,7 @@ def test_with_order_min_the_worst_value_is_the_largest(
             ["accuracy 0.9 → 0.95, an improvement of +0.05 [+0.02, +0.08], not all above 0.03"],
         ),
         (FIRST, {}, ["there was no champion before it, and accuracy is 0.95"]),
-        (FIRST, {"minimum": 0.99}, ["accuracy 0.95 has to be at least 0.99"]),
+        (FIRST, {"gate_minimum": 0.99}, ["accuracy 0.95 has to be at least 0.99"]),
         (
             replace(FIRST, failure="its run is gone"),
             {},
@@ -210,9 +210,9 @@ EVIDENCE = st.one_of(
     st.builds(Evidence, SCORES, failure=st.sampled_from(["", "it is gone"])),
 )
 RULES = st.builds(
-    GateRules,
+    GateOptions,
     min_improvement=st.floats(-1, 1),
-    minimum=st.none() | FINITE,
+    gate_minimum=st.none() | FINITE,
     max_recall_drop=st.none() | SHARES,
     max_latency_ratio=st.none() | st.floats(0.1, 10),
     max_size_ratio=st.none() | st.floats(0.1, 10),
@@ -224,7 +224,7 @@ ORDERS = st.sampled_from(["max", "min"])
 
 @given(EVIDENCE, RULES, ORDERS)
 def test_who_is_promoted_has_shown_everything(
-    evidence: Evidence, rules: GateRules, order: Order
+    evidence: Evidence, rules: GateOptions, order: Order
 ) -> None:
     outcome, reasons = decide("accuracy", order, evidence, rules)
     assert reasons
@@ -234,9 +234,9 @@ def test_who_is_promoted_has_shown_everything(
     challenger, champion = evidence.challenger, evidence.champion
     assert challenger.metric is not None
     assert math.isfinite(challenger.metric)
-    if rules.minimum is not None:
+    if rules.gate_minimum is not None:
         better_of_both = max if order == "max" else min
-        assert better_of_both(challenger.metric, rules.minimum) == challenger.metric
+        assert better_of_both(challenger.metric, rules.gate_minimum) == challenger.metric
     if champion is not None:
         assert evidence.improvement is not None
         assert evidence.improvement.low > rules.min_improvement
@@ -250,7 +250,7 @@ def test_who_is_promoted_has_shown_everything(
         )
 
 
-def check_guards(challenger: Score, champion: Score, rules: GateRules) -> None:
+def check_guards(challenger: Score, champion: Score, rules: GateOptions) -> None:
     if (drop := rules.max_recall_drop) is not None:
         for name, before in champion.recalls.items():
             now = challenger.recalls.get(name)
@@ -264,7 +264,7 @@ def check_guards(challenger: Score, champion: Score, rules: GateRules) -> None:
 
 @given(EVIDENCE, RULES, ORDERS)
 def test_the_other_order_of_the_negated_metric_decides_the_same(
-    evidence: Evidence, rules: GateRules, order: Order
+    evidence: Evidence, rules: GateOptions, order: Order
 ) -> None:
     other: Order = "min" if order == "max" else "max"
     # The improvement is above 0 for the better one in either order.
@@ -273,9 +273,12 @@ def test_the_other_order_of_the_negated_metric_decides_the_same(
         challenger=negated(evidence.challenger),
         champion=negated(evidence.champion) if evidence.champion else None,
     )
-    minimum = None if rules.minimum is None else -rules.minimum
+    minimum = None if rules.gate_minimum is None else -rules.gate_minimum
     asked = decide("accuracy", order, evidence, rules)[0]
-    assert decide("accuracy", other, mirrored, replace(rules, minimum=minimum))[0] is asked
+    assert (
+        decide("accuracy", other, mirrored, rules.model_copy(update={"gate_minimum": minimum}))[0]
+        is asked
+    )
 
 
 def negated(score: Score) -> Score:
@@ -284,10 +287,13 @@ def negated(score: Score) -> Score:
 
 @given(EVIDENCE, RULES, ORDERS)
 def test_a_person_is_asked_about_promotions_alone(
-    evidence: Evidence, rules: GateRules, order: Order
+    evidence: Evidence, rules: GateOptions, order: Order
 ) -> None:
-    alone = decide("accuracy", order, evidence, replace(rules, require_approval=False))[0]
-    asked = decide("accuracy", order, evidence, replace(rules, require_approval=True))[0]
+    without, with_one = (
+        rules.model_copy(update={"require_approval": one}) for one in (False, True)
+    )
+    alone = decide("accuracy", order, evidence, without)[0]
+    asked = decide("accuracy", order, evidence, with_one)[0]
     assert asked is (ASK if alone is PROMOTE else alone)
 
 
@@ -295,11 +301,12 @@ def test_a_person_is_asked_about_promotions_alone(
     EVIDENCE,
     RULES,
     ORDERS,
-    st.sampled_from(["minimum", "max_recall_drop", "max_latency_ratio", "max_size_ratio"]),
+    st.sampled_from(["gate_minimum", "max_recall_drop", "max_latency_ratio", "max_size_ratio"]),
 )
 def test_a_rule_more_never_promotes_whom_fewer_have_kept_back(
-    evidence: Evidence, rules: GateRules, order: Order, rule: str
+    evidence: Evidence, rules: GateOptions, order: Order, rule: str
 ) -> None:
-    with_fewer = decide("accuracy", order, evidence, replace(rules, **{rule: None}))[0]
+    fewer = rules.model_copy(update={rule: None})
+    with_fewer = decide("accuracy", order, evidence, fewer)[0]
     with_all = decide("accuracy", order, evidence, rules)[0]
     assert with_all in (with_fewer, KEEP)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -15,7 +15,11 @@ from train_core.policy.checkpoints.save_schedule import (
 )
 
 NO, SCHEDULED, UNSCHEDULED = SaveDue
-RULES = SaveRules(every_steps=4, every_epochs=2)
+RULES = SaveRules(checkpoint_every_steps=4, checkpoint_every_epochs=2)
+
+
+def if_busy(*, skips: bool) -> Literal["skip", "wait"]:
+    return "skip" if skips else "wait"
 
 
 def after(step: int = 3, epoch: int = 0, step_in_epoch: int = 3, **facts: Any) -> AfterStep:
@@ -74,7 +78,7 @@ def test_a_step_is_saved_once(stopped_by: str) -> None:
 def test_time_makes_one_due_unless_it_would_be_left_out(
     every_s: float, since_last_s: float, is_busy: bool, skips: bool, expected: bool
 ) -> None:
-    rules = SaveRules(every_s=every_s, skips_if_busy=skips)
+    rules = SaveRules(checkpoint_every_s=every_s, checkpoint_backpressure=if_busy(skips=skips))
     assert is_due_by_clock(rules, since_last_s=since_last_s, is_busy=is_busy) is expected
 
 
@@ -93,4 +97,5 @@ def test_time_makes_one_due_unless_it_would_be_left_out(
 def test_one_in_flight_has_the_next_skipped_or_wait(
     at: AfterStep, is_busy: bool, skips: bool, expected: Backpressure
 ) -> None:
-    assert backpressure(at, SaveRules(skips_if_busy=skips), is_busy=is_busy) is expected
+    rules = SaveRules(checkpoint_backpressure=if_busy(skips=skips))
+    assert backpressure(at, rules, is_busy=is_busy) is expected

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train_core.policy.samples.sharding import shards_of_rank
-from train_core.policy.samples.steps import MicroBatch, StepPlan, in_order
+from train_core.policy.samples.steps import BatchOptions, MicroBatch, StepPlan, in_order
 
 
 @st.composite
@@ -15,8 +15,9 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, int]:
     num_shards = draw(st.integers(1, 9))
     plan = StepPlan(
         num_samples=draw(st.integers(1, 60)),
-        batch_size=draw(st.integers(1, 40)),
-        accumulation_steps=draw(st.integers(1, 4)),
+        options=BatchOptions(
+            batch_size=draw(st.integers(1, 40)), accumulation_steps=draw(st.integers(1, 4))
+        ),
         num_shards=num_shards,
     )
     return plan, draw(st.integers(1, num_shards))

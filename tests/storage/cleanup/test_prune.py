@@ -17,7 +17,7 @@ from train_core.storage.run_writer import RunWriter, begin_attempt, quarantine
 from train_core.storage.verification.checkpoints import faults
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
-RULES = RetentionRules("validation/accuracy", "max", keep_last=1, keep_best=1)
+RULES = RetentionRules(monitor="validation/accuracy", monitor_order="max", keep_last=1, keep_best=1)
 SEGMENT = "journal/steps-00000001-00000001-a0001.jsonl"
 
 

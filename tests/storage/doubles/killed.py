@@ -23,7 +23,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
 
-RULES = RetentionRules("validation/accuracy", "max", keep_last=1, keep_best=1)
+RULES = RetentionRules(monitor="validation/accuracy", monitor_order="max", keep_last=1, keep_best=1)
 DELETED = "step-00000002-a0001"
 _CHANGES = {"os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link"}
 

@@ -28,6 +28,7 @@ from train_core.policy.checkpoints.save_schedule import (
     AfterStep,
     Backpressure,
     SaveDue,
+    SaveRules,
     backpressure,
     is_due_by_clock,
     save_due,
@@ -64,7 +65,7 @@ class Checkpointer:
     ) -> None:
         self.newest: Commit | None = None
         """The newest commit. Known to rank 0, and to all after a resume."""
-        self.rules = config.save_rules
+        self.rules: SaveRules = config
         self._run_writer = run_writer
         self._max_unsaved_s = config.max_unsaved_s
         self._group = group

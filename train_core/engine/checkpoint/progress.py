@@ -120,7 +120,7 @@ class Progress:
         """Why the training ends here; None: it goes on."""
         return reason_to_stop(
             Reached(self.step, self.epoch, self.elapsed_s, self.num_bad_validations),
-            config.stop_limits,
+            config,
             awaits_validation=self.awaits_validation(plan),
             is_duration_over=is_duration_over,
             is_asked_to_stop=is_asked_to_stop,

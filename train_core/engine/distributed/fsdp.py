@@ -32,9 +32,9 @@ def check_passes(plan: StepPlan, dataset: Dataset | Stream, world_size: int) -> 
     if is_stream(dataset) and plan.needs_padding(world_size):
         raise ConfigError(
             f"strategy fsdp: of a stream's {plan.num_samples} samples in batches of "
-            f"{plan.batch_size}, {world_size} workers would not compute equally many micro-batches "
-            f"of {plan.num_shards} shards. Take num_shards that the workers divide, and "
-            "drop_last, or use ddp"
+            f"{plan.options.batch_size}, {world_size} workers would not compute equally many "
+            f"micro-batches of {plan.num_shards} shards. Take num_shards that the workers divide, "
+            "and drop_last, or use ddp"
         )
 
 

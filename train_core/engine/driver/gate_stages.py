@@ -18,12 +18,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from train_core.config import TrainConfig
-from train_core.config.gate_options import GateOptions
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.scoring.gate_evidence import measure
 from train_core.errors import CheckpointError
 from train_core.policy.champion.gate_decision import decide
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.champion.model_names import default_model_name
 from train_core.policy.champion.next_step import NextStep
 from train_core.results import (
@@ -121,8 +121,7 @@ class Gate:
     def _new_decision(self, version: ModelVersion, champion: ChampionEntry | None) -> None:
         made = (self._config, self._options, version, champion)
         measured = measure(self._pool(), self._folder, *made)
-        rules = self._options.rules
-        outcome, reasons = decide(measured.metric, measured.order, measured.evidence, rules)
+        outcome, reasons = decide(measured.metric, measured.order, measured.evidence, self._options)
         decision = Decision(
             created_at=datetime.now(UTC).isoformat(),
             challenger=version,
@@ -132,7 +131,7 @@ class Gate:
             order=measured.order,
             comparison=measured.comparison,
             evidence=measured.evidence,
-            rules=rules,
+            rules=self._options,
             outcome=outcome,
             reasons=reasons,
         )

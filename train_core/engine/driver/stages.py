@@ -273,7 +273,7 @@ class RunStages(StageHandlers):
             checkpoints = [one for one in checkpoints if one.manifest.reported] or [newest]
         finalists = checkpoints
         if self.config.checkpoint_every_epochs and not self.config.is_function:
-            finalists = finalists_of(checkpoints, self.config.retention)
+            finalists = finalists_of(checkpoints, self.config)
         return TrainResult(
             run=self.folder.name,
             attempt=attempt,

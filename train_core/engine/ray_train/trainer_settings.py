@@ -9,11 +9,11 @@ from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from train_core.config import LOCAL, TrainConfig, available_cpus
-from train_core.config.checkpoint_options import RetentionOptions
 from train_core.engine.ray_train.ray_private_hooks import resources_of
 from train_core.engine.ray_train.trainer import needed_by, new_trainer, refusing_fit
 from train_core.errors import ResourceError, WorkloadError
 from train_core.loading import load_function
+from train_core.policy.checkpoints.retention import RetentionOptions
 
 _Decided = dict[str, tuple[Any, str]]
 """Parameters that a trainer decides: the value, and what the trainer says."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from torchmetrics import Metric
 
 from train_core.config import TrainConfig
-from train_core.config.gate_options import GateOptions
 from train_core.config.worker_options import WorkerOptions
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.data.recorded_workload import load_recorded
@@ -29,6 +28,7 @@ from train_core.engine.scoring.gate_rows import Model, Rows
 from train_core.entry_points import MEASURE_COST, SCORE_ROWS
 from train_core.errors import CheckpointError, ConfigError, UserCodeError
 from train_core.policy.champion.gate_decision import Evidence, Score
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.checkpoints.selection import Order
 from train_core.policy.metric_names import TEST
 from train_core.results import ChampionEntry, Comparison, ModelVersion

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from train_core.config import TrainConfig
-from train_core.config.gate_options import GateOptions
 from train_core.engine.metrics.evaluation_loop import split_metrics
 from train_core.engine.scoring.comparison import check_adds_up
 from train_core.errors import ConfigError
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.checkpoints.selection import Order
 from train_core.policy.metric_names import LOSS, TEST, split_and_name
 from train_core.workload import Workload

@@ -296,7 +296,7 @@ class Trainer:
         """What this rank requests of all."""
         progress = self.progress
         reached = Reached(progress.step, progress.epoch, self.records.clock.elapsed_s)
-        is_duration_over = has_reached(StopReason.MAX_DURATION, reached, self.config.stop_limits)
+        is_duration_over = has_reached(StopReason.MAX_DURATION, reached, self.config)
         return replace(
             self.checkpointer.requests(),
             is_duration_over=self.group.is_rank0 and is_duration_over,

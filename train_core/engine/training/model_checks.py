@@ -132,9 +132,9 @@ def refusing_lone_samples(model: nn.Module, num_samples: int, plan: StepPlan) ->
             return
         if inputs.numel() <= num_samples * inputs.shape[1]:
             raise ConfigError(
-                f"{plan.num_samples} samples in batches of {plan.batch_size} leave one sample "
-                f"alone in a forward pass, and BatchNorm {names[module]!r} needs two: leave out "
-                "the last, smaller batch (drop_last), or take another batch_size"
+                f"{plan.num_samples} samples in batches of {plan.options.batch_size} leave one "
+                f"sample alone in a forward pass, and BatchNorm {names[module]!r} needs two: leave "
+                "out the last, smaller batch (drop_last), or take another batch_size"
             )
 
     hooks = [

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
 
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.checkpoints.selection import Order
 
 
@@ -20,26 +20,6 @@ class Outcome(StrEnum):
     """The champion stays."""
     ASK = "ask"
     """A person decides."""
-
-
-@dataclass(frozen=True)
-class GateRules:
-    """What a challenger has to show. None: that is not looked at."""
-
-    min_improvement: float = 0.0
-    """The whole confidence interval of the improvement has to lie above it."""
-    minimum: float | None = None
-    """The worst value of the metric that any champion may have."""
-    max_recall_drop: float | None = None
-    """How much less than the champion's the recall of a class may be."""
-    max_latency_ratio: float | None = None
-    """How often the champion's time for a row, and for a batch, may be taken."""
-    max_size_ratio: float | None = None
-    """How often the champion's bytes its weights may take."""
-    on_changed_data: Literal["compare", "ask", "keep"] = "compare"
-    """What follows if the rows are not those on which the champion was chosen."""
-    require_approval: bool = False
-    """Whether a person has to approve each promotion."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +72,7 @@ class Evidence:
 
 
 def decide(
-    metric: str, order: Order, evidence: Evidence, rules: GateRules
+    metric: str, order: Order, evidence: Evidence, rules: GateOptions
 ) -> tuple[Outcome, tuple[str, ...]]:
     """What becomes of the challenger, and why: the first reason is the one that decided."""
     if refusals := tuple(_refusals(metric, order, evidence, rules)):
@@ -113,15 +93,15 @@ def decide(
     return Outcome.PROMOTE, (why,)
 
 
-def _refusals(metric: str, order: Order, evidence: Evidence, rules: GateRules) -> Iterator[str]:
+def _refusals(metric: str, order: Order, evidence: Evidence, rules: GateOptions) -> Iterator[str]:
     """Why the challenger cannot become champion, whoever is asked."""
     value = evidence.challenger.metric
     if value is None or not math.isfinite(value):
         yield f"{metric} of the challenger is not finite"
         return
-    if rules.minimum is not None and not _is_at_least(value, rules.minimum, order):
+    if rules.gate_minimum is not None and not _is_at_least(value, rules.gate_minimum, order):
         bound = "at least" if order == "max" else "at most"
-        yield f"{metric} {_text(value)} has to be {bound} {_text(rules.minimum)}"
+        yield f"{metric} {_text(value)} has to be {bound} {_text(rules.gate_minimum)}"
     if evidence.champion is None:
         return
     improvement = evidence.improvement
@@ -136,7 +116,7 @@ def _refusals(metric: str, order: Order, evidence: Evidence, rules: GateRules) -
     yield from _broken_guards(evidence.challenger, evidence.champion, rules)
 
 
-def _broken_guards(challenger: Score, champion: Score, rules: GateRules) -> Iterator[str]:
+def _broken_guards(challenger: Score, champion: Score, rules: GateOptions) -> Iterator[str]:
     if rules.max_recall_drop is not None:
         for name, before in champion.recalls.items():
             now = challenger.recalls.get(name)
@@ -165,7 +145,7 @@ def _improvement_text(metric: str, evidence: Evidence) -> str:
     return f"{both}, {change} of {_signed(found.value)} {interval}"
 
 
-def _allowance(found: Improvement | None, rules: GateRules) -> str:
+def _allowance(found: Improvement | None, rules: GateOptions) -> str:
     """Which rule lets a challenger pass that is not shown to be better."""
     if found is None or found.low > 0:
         return ""

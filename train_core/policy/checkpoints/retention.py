@@ -7,41 +7,50 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from train_core.policy.checkpoints.selection import Candidate, Order, ranked, score
+from pydantic import Field
+
+from train_core.policy.checkpoints.selection import Candidate, ranked, score
+from train_core.policy.options import MAY_CHANGE, Options
 from train_core.policy.samples.steps import due
+from train_core.policy.stop_reasons import MonitorOptions
 
 
-@dataclass(frozen=True)
-class RetentionRules:
-    """What to keep. A checkpoint that one rule keeps stays, whatever the others say.
+class RetentionOptions(Options):
+    """Which checkpoints are kept; a checkpoint that one rule keeps stays."""
 
-    Raises ValueError where not even the newest or the best would be kept.
-    """
+    keep_last: int = Field(
+        default=2,
+        ge=1,
+        description="How many of the newest checkpoints to keep.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    keep_best: int = Field(
+        default=3,
+        ge=1,
+        description="How many of the best checkpoints to keep.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    keep_every_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Keep checkpoints whose step is a multiple of this; 0: no such rule.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    keep_newer_than_s: float = Field(
+        default=0,
+        ge=0,
+        description="Keep checkpoints younger than this, in seconds; 0: no such rule.",
+        json_schema_extra=MAY_CHANGE,
+    )
 
-    metric: str
-    order: Order
-    keep_last: int
-    """Checkpoints to keep, counted from the newest; at least 1."""
-    keep_best: int
-    """Checkpoints to keep, counted from the best by `metric`; at least 1."""
-    keep_every_steps: int = 0
-    """Keep those of every so many steps; 0: the rule is off."""
-    keep_newer_than_s: float = 0
-    """Keep those younger than so many seconds; 0: the rule is off."""
-    ranks_unmeasured: bool = False
-    """Whether one without the metric is among the best where fewer have it, as in Ray Train."""
 
-    def __post_init__(self) -> None:
-        if min(self.keep_last, self.keep_best) < 1:
-            raise ValueError(
-                f"keep_last is {self.keep_last} and keep_best is {self.keep_best}: the newest "
-                "and the best checkpoint always stay, so both are at least 1"
-            )
-        if min(self.keep_every_steps, self.keep_newer_than_s) < 0:
-            raise ValueError(
-                f"keep_every_steps is {self.keep_every_steps} and keep_newer_than_s is "
-                f"{self.keep_newer_than_s}: neither can be negative, 0 turns a rule off"
-            )
+class RetentionRules(RetentionOptions, MonitorOptions):
+    """What to keep. A checkpoint that one rule keeps stays, whatever the others say."""
+
+    @property
+    def ranks_unmeasured(self) -> bool:
+        """Whether a checkpoint without the metric is among the best where fewer have it."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ def retention_verdicts(
         if candidate.name in last:
             yield f"among the last {rules.keep_last}"
         if candidate.name in best:
-            yield f"among the best {rules.keep_best} by {rules.metric}"
+            yield f"among the best {rules.keep_best} by {rules.monitor}"
         if candidate.scheduled and due(rules.keep_every_steps, candidate.step):
             yield f"one of every {rules.keep_every_steps} steps"
         if candidate.scheduled and _is_young(candidate, rules, now):
@@ -114,11 +123,11 @@ def finalists(candidates: Iterable[Candidate], rules: RetentionRules) -> list[Ca
 def _best(scheduled: list[Candidate], rules: RetentionRules) -> set[str]:
     # What was not measured is not among the best, however few there are.
     measured = [c for c in scheduled if rules.ranks_unmeasured or _is_measured(c, rules)]
-    return {c.name for c in ranked(measured, rules.metric, rules.order)[: rules.keep_best]}
+    return {c.name for c in ranked(measured, rules.monitor, rules.order)[: rules.keep_best]}
 
 
 def _is_measured(candidate: Candidate, rules: RetentionRules) -> bool:
-    return score(candidate.metrics.get(rules.metric), rules.order) > -math.inf
+    return score(candidate.metrics.get(rules.monitor), rules.order) > -math.inf
 
 
 def _is_young(candidate: Candidate, rules: RetentionRules, now: datetime) -> bool:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
+from pydantic import Field
+
+from train_core.policy.options import MAY_CHANGE, Options
 from train_core.policy.samples.steps import due
 from train_core.policy.stop_reasons import is_final
 
@@ -26,15 +30,38 @@ class Backpressure(Enum):
     SKIP = "skip"
 
 
-@dataclass(frozen=True)
-class SaveRules:
-    """When checkpoints are scheduled; 0: not by this rule."""
+class SaveRules(Options):
+    """When checkpoints are scheduled."""
 
-    every_steps: int = 0
-    every_epochs: int = 0
-    every_s: float = 0
-    skips_if_busy: bool = False
-    """Whether one that is due while another is in flight is left out."""
+    checkpoint_every_epochs: int = Field(
+        default=1,
+        ge=0,
+        description="Epochs between two checkpoints; 0: none by epochs.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    checkpoint_every_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Steps between two checkpoints; 0: none by steps.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    checkpoint_every_s: float = Field(
+        default=0,
+        ge=0,
+        description="Seconds between two checkpoints; 0: none by seconds.",
+        json_schema_extra=MAY_CHANGE,
+    )
+    checkpoint_backpressure: Literal["skip", "wait"] = Field(
+        default="skip",
+        description="If a checkpoint is due while the one before is still being stored: skip the "
+        "new one, or wait. One after a validation, and the last one, always wait.",
+        json_schema_extra=MAY_CHANGE,
+    )
+
+    @property
+    def skips_if_busy(self) -> bool:
+        """Whether one that is due while another is in flight is left out."""
+        return self.checkpoint_backpressure == "skip"
 
 
 @dataclass(frozen=True)
@@ -64,8 +91,8 @@ def save_due(
     """
     if saved_step == after.step:
         return SaveDue.NO
-    by_epochs = after.step_in_epoch == 0 and due(rules.every_epochs, after.epoch)
-    by_rule = by_epochs or due(rules.every_steps, after.step) or is_due_by_clock
+    by_epochs = after.step_in_epoch == 0 and due(rules.checkpoint_every_epochs, after.epoch)
+    by_rule = by_epochs or due(rules.checkpoint_every_steps, after.step) or is_due_by_clock
     # The choice of the best counts scheduled ones, and this one lacks its validation.
     if not after.awaits_validation and (by_rule or is_final(after.stopped_by)):
         return SaveDue.SCHEDULED
@@ -74,7 +101,7 @@ def save_due(
 
 def is_due_by_clock(rules: SaveRules, *, since_last_s: float, is_busy: bool) -> bool:
     """Whether the time between two checkpoints is over; not if it would be left out anyway."""
-    is_over = 0 < rules.every_s <= since_last_s
+    is_over = 0 < rules.checkpoint_every_s <= since_last_s
     return is_over and not (rules.skips_if_busy and is_busy)
 
 

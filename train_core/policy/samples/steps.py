@@ -8,8 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from pydantic import Field
+
 from train_core.errors import DataError
+from train_core.policy.options import Options
 from train_core.policy.samples.sharding import shards_of_rank, split_evenly
+
+
+class BatchOptions(Options):
+    """How samples become batches."""
+
+    batch_size: int = Field(
+        default=128, ge=1, description="Samples of one optimizer step, over all workers."
+    )
+    accumulation_steps: int = Field(
+        default=1, ge=1, description="Micro-batches into which a batch is cut, to save memory."
+    )
+    drop_last: bool = Field(
+        default=False, description="Leave out the last, smaller batch of an epoch."
+    )
 
 
 @dataclass(frozen=True)
@@ -43,10 +60,8 @@ class StepPlan:
     """How epochs of `num_samples` are cut into steps, micro-steps and shards."""
 
     num_samples: int
-    batch_size: int
-    accumulation_steps: int
+    options: BatchOptions
     num_shards: int
-    drop_last: bool = False
 
     def __post_init__(self) -> None:
         if self.num_samples == 0:
@@ -54,26 +69,27 @@ class StepPlan:
         if self.steps_per_epoch == 0:
             raise DataError(
                 f"drop_last leaves nothing: {self.num_samples} samples are fewer than "
-                f"batch_size {self.batch_size}"
+                f"batch_size {self.options.batch_size}"
             )
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in an epoch."""
-        full, rest = divmod(self.num_samples, self.batch_size)
-        return full + (rest > 0 and not self.drop_last)
+        full, rest = divmod(self.num_samples, self.options.batch_size)
+        return full + (rest > 0 and not self.options.drop_last)
 
     def step_samples(self, step_in_epoch: int) -> range:
         """The positions, in the epoch's order, of a step's samples."""
-        begin = step_in_epoch * self.batch_size
-        return range(begin, min(begin + self.batch_size, self.num_samples))
+        size = self.options.batch_size
+        begin = step_in_epoch * size
+        return range(begin, min(begin + size, self.num_samples))
 
     def micro_batches(
         self, epoch: int, step_in_epoch: int, shards: range
     ) -> Iterator[list[MicroBatch]]:
         """For each of `shards`, its micro-batches in order; without those of no samples."""
         samples = self.step_samples(step_in_epoch)
-        micro_steps = split_evenly(samples, self.accumulation_steps)
+        micro_steps = split_evenly(samples, self.options.accumulation_steps)
         cut = [split_evenly(micro_step, self.num_shards) for micro_step in micro_steps]
         step = epoch * self.steps_per_epoch + step_in_epoch
         for shard in shards:

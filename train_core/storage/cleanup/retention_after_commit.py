@@ -31,7 +31,7 @@ def delete_superseded(writer: RunWriter, config: TrainConfig, kept: Collection[s
     folder = writer.folder
     try:
         checkpoints = folder.checkpoints()
-        found = verdicts(folder, checkpoints, config.retention, now=datetime.now(UTC))
+        found = verdicts(folder, checkpoints, config, now=datetime.now(UTC))
         gone = {
             verdict.candidate.name
             for verdict in found

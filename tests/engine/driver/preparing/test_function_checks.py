@@ -14,7 +14,6 @@ from tests.compat.functions import digits_function
 from tests.engine import growing
 from tests.engine.ranks.without_ray import stages_without_ray
 from train_core.config import TrainConfig
-from train_core.config.gate_options import GateOptions
 from train_core.errors import (
     CheckedOnlyError,
     ConfigError,
@@ -22,6 +21,7 @@ from train_core.errors import (
     UserCodeError,
     WorkloadError,
 )
+from train_core.policy.champion.gate_options import GateOptions
 from train_core.requests import DriverRequest, PipelineRequest, Prepared
 from train_core.storage.coordination.lease import acquire
 from train_core.storage.objects.digests import digest_of

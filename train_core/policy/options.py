@@ -1,4 +1,8 @@
-"""What the groups of parameters have in common."""
+"""What the groups of a training's parameters have in common.
+
+A group that a policy decides by stands beside that policy, and is its rules: `TrainConfig` inherits
+it. `train_core/config/__init__.py` lists all groups.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
-
-from train_core.config.json_text import parse_object
 
 MAY_CHANGE: dict[str, JsonValue] = {"may_change": True}
 """Schema of a field that can be given another value when an unfinished run is continued."""
@@ -17,11 +19,6 @@ def may_change(field: FieldInfo) -> bool:
     """Whether the field can be given another value when an unfinished run is continued."""
     extra = field.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("may_change"))
-
-
-def object_of(value: object) -> object:
-    """The value, parsed if it is a text of JSON, as of a flag. Raises ValueError."""
-    return parse_object(value) if isinstance(value, str) else value
 
 
 class Options(BaseModel):

@@ -1,6 +1,6 @@
 """The gate's parameters: what a new model has to show before it becomes champion.
 
-One of the groups of parameters; `config/__init__.py` says in which of them a new one belongs.
+A group of the pipeline's parameters, and the rules by which `gate_decision` decides.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from train_core.config.option_groups import Options
-from train_core.policy.champion.gate_decision import GateRules
 from train_core.policy.champion.model_names import check_model_name
+from train_core.policy.options import Options
 
 ModelName = Annotated[str, AfterValidator(lambda name: name and check_model_name(name))]
 """A registered model's name, or nothing."""
@@ -71,16 +70,3 @@ class GateOptions(Options):
     require_approval: bool = Field(
         default=False, description="Let a person approve each promotion."
     )
-
-    @property
-    def rules(self) -> GateRules:
-        """What a challenger has to show."""
-        return GateRules(
-            min_improvement=self.min_improvement,
-            minimum=self.gate_minimum,
-            max_recall_drop=self.max_recall_drop,
-            max_latency_ratio=self.max_latency_ratio,
-            max_size_ratio=self.max_size_ratio,
-            on_changed_data=self.on_changed_data,
-            require_approval=self.require_approval,
-        )
