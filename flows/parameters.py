@@ -172,7 +172,7 @@ class RetrainParameters(GateOptions, TrainConfig):
     def gate_options(self) -> GateOptions | None:
         """The gate's part; None if there is to be none, or nothing that could be compared."""
         # A workload's dry run trains a step, and a function's does nothing but these checks.
-        is_first_step = self.dry_run and not self.is_function
+        is_first_step = self.dry_run and self.trainable.trains_in_dry_run
         if not self.gate or not self.has_workload or is_first_step:
             return None
         return GateOptions(**{name: getattr(self, name) for name in GateOptions.model_fields})

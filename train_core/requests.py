@@ -88,7 +88,7 @@ class Request(Result):
 def with_accepted(config: TrainConfig) -> TrainConfig:
     """Where it accepts nothing, what the environment accepts. Raises ConfigError."""
     named = [name.strip() for name in os.environ.get(ACCEPT, "").split(",") if name.strip()]
-    if config.accept or config.is_function or not named:
+    if config.accept or not named or not config.has_effect("accept"):
         return config
     if unknown := [name for name in named if name not in ACCEPTABLE]:
         raise ConfigError(

@@ -54,7 +54,8 @@ def run_pipeline(parameters: RetrainParameters, *, verbose: bool) -> None:
     log = Path(HOME, "logs", f"{parameters.run}.log").absolute()
     with saying_what_next(folder, log), open_session(parameters.request()) as session:
         session.log.listen(LogFile(log))
-        if parameters.skip_unchanged or (parameters.dry_run and parameters.is_function):
+        only_checks = parameters.dry_run and not parameters.trainable.trains_in_dry_run
+        if parameters.skip_unchanged or only_checks:
             # Before Prefect is loaded: what begins no run gets no flow run.
             try:
                 _prepared(session).check_begun()

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from evertrain_flows.parameters import RetrainParameters
 from tests.storage.samples import record
 from train_core import TrainConfig
+from train_core.config import FunctionTraining, WorkloadTraining
 from train_core.engine.tracking.description.parameters import parameters
 from train_core.engine.tracking.send_metrics import key_of
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, ReportedFolder
@@ -26,13 +27,13 @@ def test_a_function_is_listed_under_its_name_and_ranked_by_what_it_reports() -> 
     assert config.train_loop_config == {"lr": 0.1}
     assert TrainConfig(trainer=FUNCTION).monitor == ""
     assert TrainConfig().monitor == ""
-    assert not TrainConfig().is_function
+    assert isinstance(TrainConfig().trainable, WorkloadTraining)
 
 
 def test_the_flow_and_the_record_give_the_same_configuration() -> None:
     asked = RetrainParameters(train_fn=FUNCTION, num_workers=2, max_failures=3, keep_best=5)
     config = asked.train_config()
-    assert config.is_function
+    assert isinstance(config.trainable, FunctionTraining)
     read = TrainConfig.model_validate_json(config.recorded().model_dump_json())
     assert read == config
     assert not config.differences(read)
@@ -66,7 +67,7 @@ def test_what_a_function_cannot_do_with_is_refused(given: dict[str, Any], messag
 
 @pytest.mark.parametrize("given", [{"keep_last": 4}, {"grace_s": 1}, {"cpus_per_worker": 0.5}])
 def test_what_evertrain_does_for_a_function_can_be_set(given: dict[str, Any]) -> None:
-    assert TrainConfig(train_fn=FUNCTION, **given).is_function
+    assert isinstance(TrainConfig(train_fn=FUNCTION, **given).trainable, FunctionTraining)
 
 
 def test_a_login_in_its_configuration_is_not_recorded() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from train_core.config import TrainConfig
+from train_core.config import FunctionTraining, TrainConfig, WorkloadTraining
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.storing_thread import SaveTiming
 from train_core.engine.data.fitted import entry_of, fit
@@ -35,7 +35,7 @@ def create(
 ) -> None:
     """Create the run, with `facts` beyond its configuration; its workload fits, or has `fitted`."""
     fitted = fitted or fitted_by(config)
-    if not config.is_function:
+    if isinstance(config.trainable, WorkloadTraining):
         # As a driver writes it out.
         config = config.model_copy(update={"monitor": config.monitor or "validation/accuracy"})
     facts["fitted"] = None if fitted is None else entry_of(fitted)
@@ -52,7 +52,8 @@ def create(
 
 def fitted_by(config: TrainConfig) -> bytes | None:
     """What the workload fits to its training split now; None: nothing."""
-    if config.is_function or workload_class(config.workload).fit is Workload.fit:
+    is_functions = isinstance(config.trainable, FunctionTraining)
+    if is_functions or workload_class(config.workload).fit is Workload.fit:
         return None
     workload = load_workload(config.workload, config.settings)
     return fit(workload, load_split(workload, "train"))

@@ -9,36 +9,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from train_core.config.checkpoint_options import CheckpointOptions
 from train_core.config.json_text import object_of
-from train_core.config.training_options import (
-    NAME_OF_OBJECT,
-    InitOptions,
-    StepOptions,
-    WorkloadOptions,
-    check_name,
-)
-from train_core.config.worker_options import WorkerOptions
+from train_core.config.training_options import NAME_OF_OBJECT, check_name
 from train_core.policy.options import MAY_CHANGE, Options
-from train_core.policy.stop_reasons import LengthOptions, MonitorOptions
-
-_USED = {"workload", "init_from", "grace_s", "monitor", "monitor_order"} | (
-    set(WorkerOptions.model_fields)
-    - {"min_workers", "num_shards", "deterministic", "threads_per_worker"}
-)
-"""Parameters of the groups below that a training function is run by."""
-_USED_TO_SCORE = {"settings", "eval_batch_size", "hang_timeout_s", "threads_per_worker"}
-"""Those that its predictor is run by, too."""
-_GROUPS = (
-    InitOptions,
-    WorkloadOptions,
-    LengthOptions,
-    StepOptions,
-    MonitorOptions,
-    CheckpointOptions,
-    WorkerOptions,
-)
-
 
 FunctionName = Annotated[
     str,
@@ -124,7 +97,7 @@ class FunctionOptions(Options):
             )
         if self.trust_pickle and not self.predictor:
             raise ValueError("trust_pickle needs predictor: nothing else reads a pickle")
-        if not self.is_function:
+        if not (self.train_fn or self.trainer):
             if self.predictor:
                 raise ValueError(
                     f"predictor {self.predictor!r} needs train_fn or trainer: a workload has a "
@@ -136,21 +109,3 @@ class FunctionOptions(Options):
                     "workload that raises an error would raise it again"
                 )
         return self
-
-    @property
-    def is_function(self) -> bool:
-        """Whether a training function is run, and no workload."""
-        return bool(self.train_fn or self.trainer)
-
-    @property
-    def has_workload(self) -> bool:
-        """Whether `workload` names one: the data of an evaluation and a batch inference."""
-        return not self.is_function or bool(self.predictor)
-
-    @property
-    def without_effect(self) -> set[str]:
-        """The names of the parameters that change nothing for what is trained."""
-        if not self.is_function:
-            return set(FunctionOptions.model_fields)
-        used = _USED | (_USED_TO_SCORE if self.predictor else set())
-        return {name for group in _GROUPS for name in group.model_fields if name not in used}

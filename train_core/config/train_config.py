@@ -5,20 +5,23 @@ A new parameter is a field there; this file has only the checks across groups.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, TypeVar, assert_never
 
 from pydantic import ValidationError, model_validator
 
 from train_core.config.checkpoint_options import CheckpointOptions
 from train_core.config.function_options import FunctionOptions
+from train_core.config.trainable import FunctionTraining, Trainable, WorkloadTraining
 from train_core.config.training_options import InitOptions, StepOptions, WorkloadOptions
 from train_core.config.worker_options import WorkerOptions
 from train_core.errors import ConfigError
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.policy.logins import hide_logins
-from train_core.policy.options import may_change
+from train_core.policy.options import Options, may_change
 from train_core.policy.samples.steps import StepPlan
 from train_core.policy.stop_reasons import LengthOptions, MonitorOptions, StopLimits
+
+_GroupT = TypeVar("_GroupT", bound=Options)
 
 
 # pydantic lists the fields of the last base first: this is the order of run.json and of --help.
@@ -42,8 +45,16 @@ class TrainConfig(
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.is_function:
-            return self._check_unused()
+        match self.trainable:
+            case FunctionTraining():
+                self._check_unused()
+            case WorkloadTraining():
+                self._check_batch()
+            case other:
+                assert_never(other)
+        return self
+
+    def _check_batch(self) -> None:
         shards = max(self.num_shards, self.num_workers)
         if self.batch_size < self.accumulation_steps * shards:
             raise ValueError(
@@ -52,14 +63,13 @@ class TrainConfig(
             )
         if self.strategy == "fsdp":
             self._check_fsdp()
-        return self
 
-    def _check_unused(self) -> Self:
+    def _check_unused(self) -> None:
         """Refuse what a training function decides itself."""
         fields = TrainConfig.model_fields
         unused = [
             name
-            for name in sorted(self.without_effect)
+            for name in sorted(self.trainable.without_effect)
             if getattr(self, name) != fields[name].get_default(call_default_factory=True)
         ]
         if unused:
@@ -67,7 +77,6 @@ class TrainConfig(
                 f"{', '.join(unused)} would change nothing: a training function decides that "
                 "itself. Leave it out, and give the function what it needs in train_loop_config"
             )
-        return self
 
     def _check_fsdp(self) -> None:
         if self.fewest_workers < self.num_workers:
@@ -94,7 +103,28 @@ class TrainConfig(
     @property
     def ranks_unmeasured(self) -> bool:
         """Whether a checkpoint without the metric is among the best, as Ray Train has it."""
-        return self.is_function
+        return self.trainable.ranks_unmeasured
+
+    @property
+    def trainable(self) -> Trainable:
+        """What is trained: the workload, or the training function."""
+        if self.train_fn or self.trainer:
+            return self._part(FunctionTraining)
+        return self._part(WorkloadTraining)
+
+    @property
+    def has_workload(self) -> bool:
+        """Whether `workload` names one: the data of an evaluation and a batch inference."""
+        return self.trainable.has_workload
+
+    def has_effect(self, name: str) -> bool:
+        """Whether the parameter of that name changes anything for what is trained."""
+        assert name in TrainConfig.model_fields
+        return name not in self.trainable.without_effect
+
+    def _part(self, group: type[_GroupT]) -> _GroupT:
+        """The options of a group, which were checked with all others."""
+        return group.model_construct(**{name: getattr(self, name) for name in group.model_fields})
 
     def step_plan(self, num_samples: int) -> StepPlan:
         """Which samples each step takes of so many."""
@@ -102,7 +132,7 @@ class TrainConfig(
 
     def fixed(self) -> Self:
         """The same configuration with what is derived written out."""
-        if self.is_function:
+        if not self.has_effect("num_shards"):
             return self
         return self.model_copy(update={"num_shards": self.shards})
 
@@ -124,11 +154,11 @@ class TrainConfig(
     def deciding(self) -> dict[str, object]:
         """The fields that decide the numbers or how long it trains, settings and workload aside.
 
-        Without `num_shards` where that was not asked for: it follows the number of workers. What a
-        training function computes may depend on its workers.
+        Without `num_shards` where that was not asked for: it follows the number of workers. What is
+        computed without shards, by a training function, may depend on its workers.
         """
         also = {*LengthOptions.model_fields, "train_loop_config", "predictor"}
-        if self.is_function:
+        if not self.has_effect("num_shards"):
             also.add("num_workers")
         found = {
             name: getattr(self, name)

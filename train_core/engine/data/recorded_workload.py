@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from train_core.config import TrainConfig
+from train_core.config import FunctionTraining, TrainConfig
 from train_core.datasets.recorded import RecordedData
 from train_core.engine.data.fitted import state_of
 from train_core.errors import HiddenLoginError, RunConflictError, WorkloadError
@@ -53,7 +53,7 @@ def with_monitor(config: TrainConfig) -> TrainConfig:
 
     Raises WorkloadError.
     """
-    if config.is_function:
+    if isinstance(config.trainable, FunctionTraining):
         return config
     kind = workload_class(config.workload)
     monitor = config.monitor or kind.monitor

@@ -33,7 +33,8 @@ def use_deterministic_algorithms(
         torch.backends.cudnn.benchmark = not config.deterministic
         torch.use_deterministic_algorithms(config.deterministic)
         return
-    has_choice = config.threads_per_worker > 1 and step_rules > 1 and not config.is_function
+    has_choice = config.threads_per_worker > 1 and step_rules > 1
+    has_choice = has_choice and config.has_effect("deterministic")
     torch.use_deterministic_algorithms(config.deterministic and has_choice)
     # It costs time, and finds only what reads memory that nothing was written to.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # its stub lacks it

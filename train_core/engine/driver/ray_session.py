@@ -95,9 +95,9 @@ class RaySession(ABC):
 
     def _settings(self, config: TrainConfig) -> RaySettings:
         """What the launcher of the configuration wants of Ray."""
-        if config.is_function:
-            return ray_train_settings(self._timing.functions)
-        return POOL_SETTINGS
+        if config.trainable.uses_pool:
+            return POOL_SETTINGS
+        return ray_train_settings(self._timing.functions)
 
 
 class ClusterRaySession(RaySession):
@@ -112,8 +112,7 @@ class ClusterRaySession(RaySession):
         """Start the workers, if there is room for all."""
         from train_core.engine.cluster.scaling import room_for
 
-        if config.is_function:
-            # Ray Train starts its own.
+        if not config.trainable.uses_pool:
             return
         try:
             if room_for(config) >= config.num_workers:
@@ -188,7 +187,7 @@ class LocalRaySession(RaySession):
         from train_core.engine.driver.attempts.pool_launcher import is_fixed
 
         self._start_ray(self._config)
-        if self._config.is_function:
+        if not self._config.trainable.uses_pool:
             return
         if is_fixed(self._config) and not self._pool:
             decided = with_gpus(self._config)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import psutil
 
-from train_core.engine.driver.attempts.supervisor import Launcher
+from train_core.config import FunctionTraining, WorkloadTraining
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.driver.ray_session import RaySession
 from train_core.engine.driver.scoring_stages import ScoringStages, pinned_summaries
@@ -202,14 +202,27 @@ class RunStages(StageHandlers):
             held.release(end)
 
     def _trained(self, held: HeldRun) -> Commit:
-        """The last checkpoint of the training. A training function's are validated, too."""
-        if not self.config.is_function:
-            return held.supervisor.train(self.config, self._launcher())
+        """The last checkpoint of the training."""
+        match self.config.trainable:
+            case WorkloadTraining():
+                from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
+
+                launcher = PoolLauncher(self._ray.pool_for_training(self.config))
+                return held.supervisor.train(self.config, launcher)
+            case FunctionTraining():
+                return self._trained_function(held)
+            case other:
+                assert_never(other)
+
+    def _trained_function(self, held: HeldRun) -> Commit:
+        """The last checkpoint of a training function, whose checkpoints are validated, too."""
+        from train_core.engine.driver.attempts.function_launcher import FunctionLauncher
         from train_core.engine.ray_train.validation_functions import Validations
 
         validations = Validations(self.folder, self.config, self._timing.functions)
         with validations.running():
-            newest = held.supervisor.train(self.config, self._launcher())
+            launcher = FunctionLauncher(self._timing, self._job)
+            newest = held.supervisor.train(self.config, launcher)
             validations.finish(held.check)
         # With a predictor, evaluate measures more.
         if not self.config.predictor:
@@ -217,15 +230,6 @@ class RunStages(StageHandlers):
             if said := unmeasured(self.config.monitor, metrics):
                 _log.warning("%s", said)
         return newest
-
-    def _launcher(self) -> Launcher:
-        if self.config.is_function:
-            from train_core.engine.driver.attempts.function_launcher import FunctionLauncher
-
-            return FunctionLauncher(self._timing, self._job)
-        from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
-
-        return PoolLauncher(self._ray.pool_for_training(self.config))
 
     def _gate(self, stage: str) -> Gate:
         from train_core.engine.driver.gate_stages import Gate
@@ -268,12 +272,16 @@ class RunStages(StageHandlers):
 
     def _train_result(self, newest: Commit, attempt: int, seconds: float) -> TrainResult:
         live, checkpoints = self.folder.live() or {}, self.folder.checkpoints()
-        if self.config.is_function:
-            # One that reported no folder has its end.
-            checkpoints = [one for one in checkpoints if one.manifest.reported] or [newest]
-        finalists = checkpoints
-        if self.config.checkpoint_every_epochs and not self.config.is_function:
-            finalists = finalists_of(checkpoints, self.config)
+        match self.config.trainable:
+            case FunctionTraining():
+                # One that reported no folder has its end.
+                checkpoints = [one for one in checkpoints if one.manifest.reported] or [newest]
+                finalists = checkpoints
+            case WorkloadTraining():
+                has_epochs = self.config.checkpoint_every_epochs
+                finalists = finalists_of(checkpoints, self.config) if has_epochs else checkpoints
+            case other:
+                assert_never(other)
         return TrainResult(
             run=self.folder.name,
             attempt=attempt,

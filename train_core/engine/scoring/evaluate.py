@@ -13,7 +13,7 @@ import uuid
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from train_core import predictors
-from train_core.config import TrainConfig
+from train_core.config import FunctionTraining, TrainConfig, WorkloadTraining
 from train_core.datasets.few_samples import FewSamples
 from train_core.datasets.protocols import Dataset, Split
 from train_core.engine.checkpoint.reader import read_model
@@ -228,14 +228,17 @@ def _model_of(
 
     Raises CheckpointError if the checkpoint is damaged.
     """
-    if config.is_function:
-        predictor = load_function(config.predictor)
-        with tempfile.TemporaryDirectory(prefix="evertrain-") as cache:
-            reported = verified_folder(folder, checkpoint, Path(cache))
-            return predictors.apply(predictor, reported, is_trusted=config.trust_pickle)
-    model = workload.model()
-    read_model(folder.store, checkpoint).give(model)
-    return model
+    match config.trainable:
+        case FunctionTraining(predictor=name, trust_pickle=is_trusted):
+            with tempfile.TemporaryDirectory(prefix="evertrain-") as cache:
+                reported = verified_folder(folder, checkpoint, Path(cache))
+                return predictors.apply(load_function(name), reported, is_trusted=is_trusted)
+        case WorkloadTraining():
+            model = workload.model()
+            read_model(folder.store, checkpoint).give(model)
+            return model
+        case other:
+            assert_never(other)
 
 
 @lru_cache(maxsize=2)

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from train_core import predictors
-from train_core.config import TrainConfig
+from train_core.config import FunctionTraining, TrainConfig
 from train_core.datasets.arrays import is_null
 from train_core.engine.checkpoint.reader import ModelState, load_model_file
 from train_core.engine.data.fitted import FITTED_FILE, load_without_data
@@ -136,15 +136,16 @@ def _without_nan(value: Any) -> Any:
 
 
 def _model(folder: Path, config: TrainConfig, workload: Workload[Any]) -> nn.Module:
-    if config.is_function:
-        if config.trust_pickle and not MLFLOW_ALLOW_PICKLE_DESERIALIZATION.get():
+    trained = config.trainable
+    if isinstance(trained, FunctionTraining):
+        if trained.trust_pickle and not MLFLOW_ALLOW_PICKLE_DESERIALIZATION.get():
             raise WorkloadError(
                 "the run was made with trust_pickle, so its files may hold pickles, which "
                 "run any code, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false: set it to true if "
                 "you trust them, or train without trust_pickle"
             )
-        predictor, reported = load_function(config.predictor), folder / REPORTED_FOLDER
-        return predictors.apply(predictor, reported, is_trusted=config.trust_pickle)
+        predictor, reported = load_function(trained.predictor), folder / REPORTED_FOLDER
+        return predictors.apply(predictor, reported, is_trusted=trained.trust_pickle)
     model = workload.model()
     _model_state(folder).give(model)
     return model

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from train_core.config import FunctionTraining
 from train_core.engine.tracking.description.datasets import data_of_split
 from train_core.engine.tracking.journal_points import points_of, seconds
 from train_core.engine.tracking.shown_run import ShownRun
@@ -93,12 +94,12 @@ def _show_measured(shown: ShownRun, checkpoints: Sequence[Commit]) -> bool:
     Returns whether there are any.
     """
     has_metrics = False
-    is_function = shown.record.config.is_function
+    is_reported = isinstance(shown.record.config.trainable, FunctionTraining)
     for checkpoint in _with_weights(checkpoints):
-        if not (checkpoint.manifest.validated or is_function):
+        if not (checkpoint.manifest.validated or is_reported):
             continue
-        of = measured(shown, checkpoint, "" if is_function else VALIDATION)
-        values = checkpoint.metrics if is_function else only(VALIDATION, checkpoint.metrics)
+        of = measured(shown, checkpoint, "" if is_reported else VALIDATION)
+        values = checkpoint.metrics if is_reported else only(VALIDATION, checkpoint.metrics)
         numbers = {name: value for name, value in values.items() if value is not None}
         created_s = seconds(checkpoint.manifest.created_at)
         points = points_of(numbers, checkpoint.step, created_s)

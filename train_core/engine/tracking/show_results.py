@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
+from train_core.config import FunctionTraining
 from train_core.engine.tracking.description.datasets import data_of_predictions
 from train_core.engine.tracking.description.note import Outcome
 from train_core.engine.tracking.journal_points import points_of, seconds
@@ -136,7 +137,7 @@ def _headline(
     Of a training function, they are all that it reported with the checkpoint, too.
     """
     tested = full_names(TEST, test_metrics)
-    if record.config.is_function:
+    if isinstance(record.config.trainable, FunctionTraining):
         return best.metrics | tested
     monitor = record.config.monitor
     chosen = {

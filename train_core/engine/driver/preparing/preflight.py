@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from train_core.config import LOCAL, TrainConfig
+from train_core.config import LOCAL, TrainConfig, WorkloadTraining
 from train_core.datasets.files import state_of
 from train_core.datasets.forms import (
     forms_in,
@@ -78,9 +78,10 @@ def effective(request: DriverRequest) -> TrainConfig:
     folder = RunFolder(request.storage, request.run)
     if folder.exists():
         begun = folder.record().config
-        if not (request.config.monitor_order or config.is_function):
+        is_workloads = isinstance(config.trainable, WorkloadTraining)
+        if is_workloads and not request.config.monitor_order:
             config = config.model_copy(update={"monitor_order": begun.monitor_order})
-        if not config.num_shards and not config.is_function:
+        if not config.num_shards and config.has_effect("num_shards"):
             if config.num_workers > begun.shards:
                 raise ConfigError(
                     f"run {request.run!r} has {begun.shards} shards, so at most {begun.shards} "
@@ -89,7 +90,7 @@ def effective(request: DriverRequest) -> TrainConfig:
             config = config.model_copy(update={"num_shards": begun.shards})
         if config.gpus_per_worker is None:
             config = config.model_copy(update={"gpus_per_worker": begun.gpus_per_worker})
-    if request.dry_run and not config.is_function:
+    if request.dry_run and config.trainable.trains_in_dry_run:
         return config.model_copy(update={"max_steps": 1})
     return config.fixed()
 

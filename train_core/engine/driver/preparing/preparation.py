@@ -6,8 +6,9 @@ import logging
 import re
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import assert_never
 
-from train_core.config import TrainConfig
+from train_core.config import FunctionTraining, TrainConfig, WorkloadTraining
 from train_core.engine.cluster.resources import with_gpus
 from train_core.engine.data.recorded_workload import check_continuation, with_defaults
 from train_core.engine.driver.held_run import HeldRun
@@ -64,9 +65,14 @@ def prepare_run(
         mirror = _connected_mirror(request, folder)
         if mirror is not None:
             begun.callback(mirror.close, None)
-        if config.is_function:
-            config = _with_trainers_settings(config, folder, ray)
-        checks = check_function if config.is_function else check
+        match config.trainable:
+            case FunctionTraining():
+                config = _with_trainers_settings(config, folder, ray)
+                checks = check_function
+            case WorkloadTraining():
+                checks = check
+            case other:
+                assert_never(other)
         checked = checks(folder, request.model_copy(update={"config": config}))
         prepared = checked.prepared
         if prepared.resumed:
@@ -80,7 +86,7 @@ def prepare_run(
             waits = asked.version.version if asked and not asked.is_answered else None
             found = {"unchanged_since": since, "waiting_version": waits}
             return PreparedRun(prepared.model_copy(update=found), config)
-        if record is not None and not config.is_function:
+        if record is not None and config.trainable.is_rehearsed:
             record = rehearsed(
                 request.storage, record, config, checked, within_s=timing.rehearsal_s
             )
@@ -89,7 +95,7 @@ def prepare_run(
         config = with_gpus(config)
         if mirror is not None:
             mirror.check()
-        if config.is_function and request.dry_run:
+        if request.dry_run and not config.trainable.trains_in_dry_run:
             plan = plan_of(request.model_copy(update={"config": config}), prepared)
             return PreparedRun(prepared.model_copy(update={"plan": plan}), config)
         if record is not None:
@@ -123,7 +129,8 @@ def _with_trainers_settings(config: TrainConfig, folder: RunFolder, ray: RaySess
 def _warn_of_drawn_splits(record: RunRecord) -> None:
     """Warn if the run's splits may be drawn, and were drawn by the rule of an earlier version."""
     unknown = [name for name, found in record.datasets.items() if not found.get("digest")]
-    if record.step_rules == 1 and unknown and not record.config.is_function:
+    is_drawn = isinstance(record.config.trainable, WorkloadTraining)
+    if record.step_rules == 1 and unknown and is_drawn:
         _log.warning(
             "run %r began before splits were drawn alike in all processes: if `dataset` draws "
             "(random_split without a generator), the %s of now has other samples than it began "

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from train_core.config import TrainConfig
+from train_core.config import TrainConfig, WorkloadTraining
 from train_core.errors import WorkloadError
 from train_core.loading import workload_class
 from train_core.storage.records.run_record import RunRecord
@@ -76,7 +76,7 @@ def _all(record: RunRecord) -> dict[str, Any]:
 def _of_training(record: RunRecord) -> dict[str, Any]:
     # `runtime_env` may hold environment variables, and those may be secrets.
     config = record.config
-    left_out = {"settings", "train_loop_config", "runtime_env"} | config.without_effect
+    left_out = {"settings", "train_loop_config", "runtime_env"} | config.trainable.without_effect
     found = config.model_dump(mode="json", exclude=left_out)
     for prefix in ("settings", "train_loop_config"):
         nested: Mapping[str, Any] = getattr(config, prefix)
@@ -102,7 +102,8 @@ def _default_settings(config: TrainConfig) -> dict[str, Any]:
 def _monitor_of_workload(config: TrainConfig) -> dict[str, tuple[str, str]]:
     """What nobody sets of the monitor, as the workload says it."""
     try:
-        kind = workload_class(config.workload) if not config.is_function else Workload
+        is_workloads = isinstance(config.trainable, WorkloadTraining)
+        kind = workload_class(config.workload) if is_workloads else Workload
     except WorkloadError:
         kind = Workload
     return {"monitor": ("", kind.monitor), "monitor_order": ("", kind.monitor_order)}

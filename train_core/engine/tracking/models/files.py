@@ -39,7 +39,7 @@ def model_files(
     # The predictor may be another one than the run began with.
     recorded = folder.newest_request().config
     made_with = {}
-    if recorded.is_function:
+    if recorded.predictor:
         trusts = str(recorded.trust_pickle)
         made_with = {"evertrain.predictor": recorded.predictor, "evertrain.trust_pickle": trusts}
     write = partial(_write, folder, record, checkpoint, recorded, asked or recorded)
