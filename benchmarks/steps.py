@@ -76,6 +76,7 @@ def train(shards: int) -> None:
     """Train a turn for each line of stdin; its seconds on stdout."""
     # Of the other checkout, whose path comes first.
     from train_core.config import TrainConfig
+    from train_core.engine.data.recorded_workload import with_monitor
     from train_core.engine.distributed.group import Group
     from train_core.engine.training.loop import Trainer
     from train_core.policy.checkpoints.save_schedule import SaveRules
@@ -91,7 +92,7 @@ def train(shards: int) -> None:
         monitor="validation/accuracy",
     )
     folder = RunFolder(tempfile.mkdtemp(), "run")
-    trainer = Trainer(folder, config, 1, Group.current())
+    trainer = Trainer(folder, with_monitor(config), 1, Group.current())
     trainer.checkpointer.rules = SaveRules(checkpoint_every_epochs=0)
     trainer.stop_requests.start()
     trainer.restore()

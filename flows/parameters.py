@@ -167,7 +167,7 @@ class RetrainParameters(GateOptions, TrainConfig):
 
     def train_config(self) -> TrainConfig:
         """The training's part."""
-        return TrainConfig(**{name: getattr(self, name) for name in TrainConfig.model_fields})
+        return self.part(TrainConfig)
 
     def gate_options(self) -> GateOptions | None:
         """The gate's part; None if there is to be none, or nothing that could be compared."""
@@ -175,7 +175,7 @@ class RetrainParameters(GateOptions, TrainConfig):
         is_first_step = self.dry_run and self.trainable.trains_in_dry_run
         if not self.gate or not self.has_workload or is_first_step:
             return None
-        return GateOptions(**{name: getattr(self, name) for name in GateOptions.model_fields})
+        return self.part(GateOptions)
 
     def _infer_keeps(self) -> KeptColumns | None:
         keeps = KeptColumns(id_column=self.infer_id_column, columns=tuple(self.infer_columns))
@@ -191,14 +191,13 @@ class RetrainParameters(GateOptions, TrainConfig):
             run=self.run,
             flow_run=flow_run,
             config=with_accepted(self.train_config()),
-            # Recorded where it was asked for: the environment's address may hold a login.
             pipeline=PipelineRequest(
                 infer_input=self.infer_input,
                 infer_keeps=self._infer_keeps(),
-                tracking_uri=self.tracking_uri,
                 gate=self.gate_options(),
             ),
             tracking_uri=self.tracked_at(),
+            records_tracking_uri=self.tracking_uri is not None,
             experiment=self.experiment,
             mirror_weights=self.mirror_weights,
             dry_run=self.dry_run,

@@ -45,6 +45,10 @@ def run_name() -> str:
     Both are in the flow run's context, so no request is made for them.
     """
     requested = RetrainParameters.model_validate(runtime.flow_run.parameters["parameters"])
+    return _run_name(requested)
+
+
+def _run_name(requested: RetrainParameters) -> str:
     # The ids of flow runs that were scheduled together begin alike; their ends are random.
     scheduled, unique = runtime.flow_run.scheduled_start_time, str(runtime.flow_run.id)
     return requested.run or default_run_name(requested.workload, scheduled, unique)
@@ -65,7 +69,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     flow crashes, the job goes on, and the flow attaches to it when it is run again.
     """
     named_after = "" if parameters.run else str(runtime.flow_run.id)
-    parameters = parameters.named(run_name())
+    parameters = parameters.named(_run_name(parameters))
     if deployment_of_flow_run():
         parameters = parameters.of_deployment()
     create_tracking_database(parameters.tracked_at())

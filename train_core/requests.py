@@ -13,6 +13,7 @@ from train_core.config import TrainConfig
 from train_core.errors import CheckedOnlyError, ConfigError, UnchangedError
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.findings import ACCEPTABLE
+from train_core.policy.logins import hide_logins
 from train_core.results import Result
 from train_core.text.shown_text import few_of
 
@@ -50,8 +51,6 @@ class PipelineRequest(Result):
     """What is scored: a split's name or a URL; None: nothing is."""
     infer_keeps: KeptColumns | None = None
     """What the predictions have of it beside the usual ids; None: nothing."""
-    tracking_uri: str | None = None
-    """Where MLflow is, if the request says so; None: the environment does."""
     gate: GateOptions | None = None
     """What makes a checkpoint champion; None: nothing is compared."""
 
@@ -63,6 +62,8 @@ class PipelineRequest(Result):
 class RecordedPipeline(PipelineRequest):
     """What a run's record says of its pipeline; what it does not say is the default."""
 
+    tracking_uri: str | None = None
+    """Where MLflow is, if a parameter said so; None: the environment did."""
     experiment: str = DEFAULT_EXPERIMENT
     dry_run: bool = False
     mirror_weights: MirrorWeights = "best"
@@ -105,6 +106,8 @@ class DriverRequest(Request):
     pipeline: PipelineRequest = PipelineRequest()
     tracking_uri: str = ""
     """Where MLflow is; empty: no mirror."""
+    records_tracking_uri: bool = False
+    """Whether run.json names that address: the environment's may hold a login."""
     experiment: str = DEFAULT_EXPERIMENT
     mirror_weights: MirrorWeights = "best"
     dry_run: bool = False
@@ -116,6 +119,18 @@ class DriverRequest(Request):
     def _accept(cls, config: TrainConfig) -> TrainConfig:
         # Here, as a driver on a cluster has another environment.
         return with_accepted(config)
+
+    def recorded(self) -> RecordedPipeline:
+        """What a run's record says of the pipeline."""
+        return RecordedPipeline(
+            infer_input=hide_logins(self.pipeline.infer_input),
+            infer_keeps=self.pipeline.infer_keeps,
+            gate=self.pipeline.gate,
+            tracking_uri=self.tracking_uri if self.records_tracking_uri else None,
+            experiment=self.experiment,
+            dry_run=self.dry_run,
+            mirror_weights=self.mirror_weights,
+        )
 
 
 class ScoringRequest(Request):

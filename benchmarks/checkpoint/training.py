@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.packing import pack
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.policy.checkpoints.layout import assign
@@ -71,7 +72,7 @@ class Rank:
         )
         self.folder = RunFolder(storage, "run")
         self.writer = TimedWriter(self.folder, attempt)
-        self.trainer = Trainer(self.folder, config, attempt, group)
+        self.trainer = Trainer(self.folder, with_monitor(config), attempt, group)
         self.trainer.checkpointer._thread.run_writer = self.writer  # noqa: SLF001 (the trainer makes its own)
         self.trainer.restore()
         self.buffers: list[torch.Tensor] = []

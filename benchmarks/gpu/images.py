@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.gpu.bench import serve_contender, synchronize
 from train_core.config import TrainConfig
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.policy.checkpoints.save_schedule import SaveRules
@@ -41,7 +42,7 @@ class Images:
             **options,
         )
         group = Group.current(uses_gpu=uses_gpu)
-        self.trainer = Trainer(RunFolder(storage, "run"), self.config, 1, group)
+        self.trainer = Trainer(RunFolder(storage, "run"), with_monitor(self.config), 1, group)
         self.trainer.checkpointer.rules = SaveRules(checkpoint_every_epochs=0)
         self.trainer.stop_requests.start()
         self.trainer.restore()

@@ -14,6 +14,7 @@ from benchmarks.checkpoint.training import TimedWriter
 from benchmarks.gpu.bench import synchronize
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.packing import pack
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.policy.checkpoints.save_schedule import SaveRules
@@ -53,7 +54,7 @@ class Training:
         self.device = device
         folder = RunFolder(str(storage), "run")
         self.writer = TimedWriter(folder, 1)
-        self.trainer = Trainer(folder, config, 1, Group.current(uses_gpu=uses_gpu))
+        self.trainer = Trainer(folder, with_monitor(config), 1, Group.current(uses_gpu=uses_gpu))
         self.checkpointer = self.trainer.checkpointer
         self.checkpointer._thread.run_writer = self.writer  # noqa: SLF001 (the trainer makes its own)
         self._save_every(0)

@@ -20,6 +20,7 @@ from train_core.client.checkpoints import verify_run
 from train_core.client.run_summaries import list_runs
 from train_core.client.runs import open_run
 from train_core.config import TrainConfig
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.loading import load_workload
@@ -47,7 +48,7 @@ def test_a_run_is_listed_and_verified(folder: RunFolder) -> None:
 def test_a_run_is_continued(folder: RunFolder) -> None:
     config = TrainConfig(**folder.newest_request().config.model_dump() | {"epochs": 3})
     held = begin_attempt(folder)
-    progress = Trainer(folder, config, held.attempt, Group.current()).run()
+    progress = Trainer(folder, with_monitor(config), held.attempt, Group.current()).run()
     held.release()
     assert (held.attempt, progress.step, progress.epoch) == (2, 60, 3)
     # The one that its first report names stays.

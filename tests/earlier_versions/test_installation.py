@@ -31,6 +31,7 @@ from train_core.client.checkpoints import verify_run
 from train_core.client.run import Run
 from train_core.client.run_summaries import list_runs, run_status
 from train_core.client.runs import fork_run, prune_run, retention_rules
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.tools.provenance import fingerprint
 from train_core.engine.tracking.delivery.catch_up import catch_up
@@ -70,7 +71,7 @@ def train_to_the_end(folder: RunFolder) -> None:
     """What the next attempt does, in this process."""
     config = folder.newest_request().config
     held = begin_attempt(folder, timing=IMPATIENT)
-    Trainer(folder, config, held.attempt, Group.current()).run()
+    Trainer(folder, with_monitor(config), held.attempt, Group.current()).run()
     held.release()
 
 

@@ -9,6 +9,7 @@ from train_core.config import FunctionTraining, TrainConfig, WorkloadTraining
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.storing_thread import SaveTiming
 from train_core.engine.data.fitted import entry_of, fit
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.loading import load_workload, workload_class
@@ -27,7 +28,7 @@ def run(
     if not folder.exists():
         create(folder, asked)
     group = Group.current(uses_gpu=asked.uses_gpu)
-    return Trainer(folder, asked, attempt, group, timing=timing).run()
+    return Trainer(folder, with_monitor(asked), attempt, group, timing=timing).run()
 
 
 def create(

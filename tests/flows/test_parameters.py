@@ -29,8 +29,9 @@ def test_the_request_carries_everything_beside_the_training() -> None:
         storage="s3://bucket/runs",
         run="r",
         config=TrainConfig(),
-        pipeline=PipelineRequest(infer_input="test", tracking_uri="http://m"),
+        pipeline=PipelineRequest(infer_input="test"),
         tracking_uri="http://m",
+        records_tracking_uri=True,
         experiment="e",
         dry_run=True,
     )
@@ -47,11 +48,12 @@ def test_the_request_carries_everything_beside_the_training() -> None:
         ),
     ],
 )
-def test_a_request_as_json_has_of_the_pipeline_what_was_asked(
+def test_a_run_records_of_the_pipeline_what_was_asked(
     asked: dict[str, str], dumped: dict[str, str]
 ) -> None:
     request = RetrainParameters(run="r", gate=False, **asked).request()
-    assert request.model_dump(mode="json")["pipeline"] == dumped
+    usual = {"experiment": "evertrain", "dry_run": False, "mirror_weights": "best"}
+    assert request.recorded().model_dump(mode="json") == dumped | usual
     assert RecordedPipeline.read(dumped | {"earlier": 1}).model_dump(exclude_unset=True) == dumped
     assert DriverRequest.model_validate_json(request.model_dump_json()) == request
 

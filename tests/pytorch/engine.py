@@ -12,6 +12,7 @@ from tests.engine import alone
 from tests.pytorch.case import CaseSettings, CaseWorkload
 from tests.pytorch.oracle import Oracle
 from train_core.config import TrainConfig
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
@@ -53,7 +54,9 @@ def engine(
         alone.create(folder, config)
     for attempt, max_steps in enumerate((*cuts, 0), start=1):
         asked = config.model_copy(update={"max_steps": max_steps})
-        trainer = Trainer(folder, asked, attempt, Group.current(uses_gpu=config.uses_gpu))
+        trainer = Trainer(
+            folder, with_monitor(asked), attempt, Group.current(uses_gpu=config.uses_gpu)
+        )
         trainer.run()
     state = trainer.learner
     return left_by(state.model, state.optimizer, state.schedule)

@@ -10,6 +10,7 @@ import torch
 
 from tests.engine import alone
 from tests.pytorch.engine import config_of, differences, engine, oracle
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.storage.records.run_record import RunRecord
@@ -58,7 +59,7 @@ def test_several_threads_compute_by_deterministic_algorithms(
     config = config_of("Situations: plain", 1)
     config = config.model_copy(update={"threads_per_worker": threads})
     alone.create(folder, config, step_rules=step_rules)
-    Trainer(folder, config, 1, Group.current()).close()
+    Trainer(folder, with_monitor(config), 1, Group.current()).close()
     assert torch.are_deterministic_algorithms_enabled() == deterministic
 
 
@@ -66,7 +67,7 @@ def test_gradients_of_indexing_are_the_same_each_time_with_several_threads(tmp_p
     folder = RunFolder(str(tmp_path), "run")
     config = config_of("Situations: plain", 1).model_copy(update={"threads_per_worker": 2})
     alone.create(folder, config)
-    Trainer(folder, config, 1, Group.current()).close()
+    Trainer(folder, with_monitor(config), 1, Group.current()).close()
     torch.manual_seed(0)
     index, weights = torch.randint(50, (200_000,)), torch.randn(200_000, 4)
     found = set()

@@ -23,6 +23,7 @@ from train_core.config import TrainConfig
 from train_core.datasets.protocols import fetch
 from train_core.engine.checkpoint.reader import load_state
 from train_core.engine.data.fitted import give, load_without_data
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.rehearsal.check import rehearse_workload
 from train_core.loading import load_workload
 from train_core.policy.samples.randomness import SampleRandom
@@ -109,7 +110,7 @@ def test_the_page_lists_all_recipes_of_the_files() -> None:
 
 @EACH
 def test_the_rehearsal_says_nothing_but_what_the_page_says(name: str, sales: str) -> None:
-    found = rehearse_workload(config_of(name, sales))
+    found = rehearse_workload(with_monitor(config_of(name, sales)))
     assert found.left_out == []
     said = [(one.name, one.is_refused) for one in found.findings]
     assert said == ([("loss", False)] if name == "cookbook:Contrastive" else [])

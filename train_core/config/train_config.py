@@ -109,8 +109,8 @@ class TrainConfig(
     def trainable(self) -> Trainable:
         """What is trained: the workload, or the training function."""
         if self.train_fn or self.trainer:
-            return self._part(FunctionTraining)
-        return self._part(WorkloadTraining)
+            return self.part(FunctionTraining)
+        return self.part(WorkloadTraining)
 
     @property
     def has_workload(self) -> bool:
@@ -122,8 +122,8 @@ class TrainConfig(
         assert name in TrainConfig.model_fields
         return name not in self.trainable.without_effect
 
-    def _part(self, group: type[_GroupT]) -> _GroupT:
-        """The options of a group, which were checked with all others."""
+    def part(self, group: type[_GroupT]) -> _GroupT:
+        """The options of a group, which were checked with all others and are not checked again."""
         return group.model_construct(**{name: getattr(self, name) for name in group.model_fields})
 
     def step_plan(self, num_samples: int) -> StepPlan:

@@ -23,9 +23,7 @@ class RetrainCommand(RetrainParameters):
         # Imported late: other commands need no driver.
         from evertrain_flows.cli.run_pipeline import run_pipeline
 
-        names = RetrainParameters.model_fields
-        parameters = RetrainParameters(**{name: getattr(self, name) for name in names})
-        run_pipeline(parameters, verbose=self.verbose)
+        run_pipeline(self.part(RetrainParameters), verbose=self.verbose)
 
 
 class DemoCommand(BaseModel):

@@ -11,6 +11,7 @@ import torch
 from tests.engine.alone import create
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.device_copy import DeviceCopy
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.storage.run_folder import RunFolder
@@ -76,7 +77,7 @@ def test_each_update_of_the_weights_is_held_back_until_they_are_copied(tmp_path:
     folder = RunFolder(str(tmp_path), "run")
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32)
     create(folder, config)
-    trainer = Trainer(folder, config, 1, Group.current())
+    trainer = Trainer(folder, with_monitor(config), 1, Group.current())
     noted: list[str] = []
     trainer.checkpointer._thread.snapshot.copy = NotedCopy(noted)
 

@@ -19,6 +19,7 @@ from train_core.client.checkpoints import export_weights
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.init_from import InitialState
 from train_core.engine.checkpoint.reader import load_state, read_model
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.tools.compare import compare_checkpoints
@@ -51,7 +52,9 @@ def newest(folder: RunFolder) -> Commit:
 
 
 def request(storage: Path, name: str, **config: Any) -> DriverRequest:
-    return DriverRequest(storage=str(storage), run=name, config=TrainConfig(**ASKED | config))
+    return DriverRequest(
+        storage=str(storage), run=name, config=with_monitor(TrainConfig(**ASKED | config))
+    )
 
 
 def begin(storage: Path, name: str, **config: Any) -> Origin:

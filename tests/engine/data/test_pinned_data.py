@@ -19,7 +19,7 @@ from train_core.config import TrainConfig
 from train_core.datasets.protocols import SPLITS
 from train_core.datasets.sources import PinnedFiles
 from train_core.engine.data.inputs import open_input
-from train_core.engine.data.recorded_workload import load_recorded, newest_files
+from train_core.engine.data.recorded_workload import load_recorded, newest_files, with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.scoring.evaluate import dataset_of, load_model, measure_one_shard
@@ -63,7 +63,7 @@ def asked(folder: RunFolder, data: str, workload: str = NAMED, **config: Any) ->
     return DriverRequest(
         storage=folder.storage,
         run=folder.name,
-        config=TrainConfig(workload=workload, settings=settings, **given),
+        config=with_monitor(TrainConfig(workload=workload, settings=settings, **given)),
     )
 
 
@@ -76,7 +76,7 @@ def prepare(folder: RunFolder, data: str, workload: str = NAMED, **config: Any) 
 
 
 def train(folder: RunFolder, config: TrainConfig) -> None:
-    Trainer(folder, config, 1, Group.current()).run()
+    Trainer(folder, with_monitor(config), 1, Group.current()).run()
 
 
 def evaluate(folder: RunFolder, config: TrainConfig, split: Any) -> int:
@@ -158,7 +158,7 @@ def test_a_file_that_was_replaced_ends_every_process_with_what_was_and_what_is(
         write_rows(data, split, "day-1.npy", {"test": 40, "train": 150}.get(split, 70), seed=9)
     said = r"day-1\.npy is not the file that was recorded: its digest is .*the run recorded "
     with pytest.raises(DataError, match="train/" + said):
-        Trainer(folder, config, 2, Group.current())
+        Trainer(folder, with_monitor(config), 2, Group.current())
     with pytest.raises(DataError, match="test/" + said):
         evaluate(folder, config, "test")
     with pytest.raises(DataError, match="test/" + said):
@@ -172,10 +172,10 @@ def test_a_file_that_is_gone_or_has_another_size_is_named(data: str, tmp_path: P
     config = prepare(folder, data)
     Store(data).delete("train/day-1.npy")
     with pytest.raises(DataError, match=r"train/day-1\.npy is missing, the run recorded \d+ bytes"):
-        Trainer(folder, config, 1, Group.current())
+        Trainer(folder, with_monitor(config), 1, Group.current())
     write_rows(data, "train", "day-1.npy", 151, seed=1)
     with pytest.raises(DataError, match=r"day-1\.npy .*: it has 4960 bytes, the run recorded 4928"):
-        Trainer(folder, config, 1, Group.current())
+        Trainer(folder, with_monitor(config), 1, Group.current())
 
 
 def test_a_file_that_was_written_again_with_the_same_bytes_is_the_same(
@@ -197,7 +197,7 @@ def test_a_file_changed_under_its_old_time_is_found_where_it_is_read(
     write_rows(local, "train", "day-1.npy", 150, seed=9)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(DataError, match="its digest is"):
-        Trainer(folder, config, 1, Group.current())
+        Trainer(folder, with_monitor(config), 1, Group.current())
 
 
 @pytest.mark.promise("changed-data")
@@ -213,7 +213,7 @@ def test_a_workload_that_lists_files_itself_is_checked_where_it_trains(
     assert folder.record().sources == {}
     add_files(local)
     with pytest.raises(DataError, match=f"train split is not what run 'run' was begun .*{said}"):
-        Trainer(folder, config, 1, Group.current())
+        Trainer(folder, with_monitor(config), 1, Group.current())
 
 
 def test_a_workload_that_lists_files_itself_is_checked_where_it_is_evaluated_and_scores(
@@ -263,7 +263,7 @@ def test_a_damaged_list_of_files_is_refused(local: str, tmp_path: Path) -> None:
     content = folder.store.read(f"data/{name}")
     folder.store.write(f"data/{name}", content.replace(b"day-1", b"day-2"))
     with pytest.raises(ValueError, match="digest that is not the committed one"):
-        Trainer(folder, config, 1, Group.current())
+        Trainer(folder, with_monitor(config), 1, Group.current())
 
 
 def test_files_of_an_earlier_run_are_hashed_again_where_versions_are_times(

@@ -19,6 +19,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from tests.engine.tiny import StreamingTiny, Tiny, TinySettings
 from train_core import Batch, TrainConfig
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.fsdp import whole_tensor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
@@ -146,7 +147,7 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
 
 
 def _train(folder: RunFolder, config: dict[str, Any], group: Group) -> dict[str, Any]:
-    trainer = LiveTrainer(folder, TrainConfig.model_validate(config), 1, group)
+    trainer = LiveTrainer(folder, with_monitor(TrainConfig.model_validate(config)), 1, group)
     trainer.run()
     workload: Any = trainer.loaded.workload
     tensors: dict[str, Tensor] = {**trainer.learner.model.state_dict()}

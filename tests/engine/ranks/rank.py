@@ -23,6 +23,7 @@ from tests.engine.digests import digest_of_training
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Columns, Dataset, fetch
 from train_core.engine.checkpoint.snapshot import Snapshot
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.rendezvous import Membership
 from train_core.engine.distributed.stop_requests import PostedByDriver
@@ -217,7 +218,9 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     if "driver" in task:
         driver = Membership(*task["driver"], task["run"], group.rank, group.world_size)
         source = PostedByDriver(driver)
-    trainer = MortalTrainer(folder, config, task["attempt"], group, stop_source=source)
+    trainer = MortalTrainer(
+        folder, with_monitor(config), task["attempt"], group, stop_source=source
+    )
     trainer.run()
     if trainer.group.is_rank0:
         found = {"digest": digest_of_training(folder), "resumed_from": trainer.records.first_step}

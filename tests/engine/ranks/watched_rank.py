@@ -16,6 +16,7 @@ import torch.distributed as dist
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.checkpointer import Checkpointer
 from train_core.engine.checkpoint.progress import Progress
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.policy.checkpoints.save_schedule import SaveDue
@@ -96,7 +97,7 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     WatchedStore.is_slow = task.get("is_slow", False)
     WatchedStore.go_on = Path(task["home"], "go-on")
     config = TrainConfig.model_validate(task["config"])
-    trainer = WatchedTrainer(folder, config, task["attempt"], group)
+    trainer = WatchedTrainer(folder, with_monitor(config), task["attempt"], group)
     trainer.run()
     said = {
         "resumed_from": trainer.records.first_step,

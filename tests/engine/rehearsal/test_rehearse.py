@@ -22,6 +22,7 @@ from train_core import Settings, Workload
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.state import TrainingState, model_state
 from train_core.engine.data.fitted import load_without_data
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.rehearsal import rehearse as rehearsing
 from train_core.engine.rehearsal.check import rehearse_workload
 from train_core.engine.rehearsal.engine_training import EngineTraining
@@ -141,7 +142,8 @@ def test_a_monitor_that_is_not_measured_is_refused() -> None:
 
 def checked(kind: str, **asked: Any) -> Rehearsal:
     workload = f"tests.engine.rehearsal.served:{kind}"
-    return rehearse_workload(TrainConfig(workload=workload, batch_size=32, **asked))
+    config = TrainConfig(workload=workload, batch_size=32, **asked)
+    return rehearse_workload(with_monitor(config))
 
 
 @pytest.mark.promise("rehearsal")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from train_core.config import TrainConfig
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.tools.provenance import code_of
 from train_core.requests import DriverRequest
@@ -225,7 +226,7 @@ def test_a_module_of_pythons_that_a_library_loads_under_its_own_name_is_nobodys_
 @pytest.mark.promise("record")
 def test_run_json_has_it(tmp_path: Path) -> None:
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, gpus_per_worker=0)
-    request = DriverRequest(storage=str(tmp_path), run="run", config=config)
+    request = DriverRequest(storage=str(tmp_path), run="run", config=with_monitor(config))
     folder = RunFolder(str(tmp_path), "run")
     checked = check(folder, request)
     create_run(folder, new_record(request, config, checked.datasets))

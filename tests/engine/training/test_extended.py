@@ -17,7 +17,7 @@ from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow
 from train_core.config import TrainConfig
 from train_core.engine.data.recorded_workload import check_continuation, with_defaults
-from train_core.engine.driver.preparing.preflight import new_record, pipeline_of
+from train_core.engine.driver.preparing.preflight import new_record
 from train_core.requests import DriverRequest
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.records.amendments import Amendment
@@ -39,7 +39,8 @@ def drive(folder: RunFolder, workers: int, config: dict[str, Any], **fault: Any)
     held = begin_attempt(folder)
     try:
         check_continuation(folder, asked)
-        last = Amendment(config=with_defaults(asked).recorded(), pipeline=pipeline_of(request))
+        recorded = with_defaults(asked).recorded()
+        last = Amendment(config=recorded, pipeline=request.recorded().model_dump())
         RunWriter(folder, held.attempt).amend(last)
         how: dict[str, Any] = {"attempt": held.attempt, "workers": workers, **fault}
         return train(folder.storage, folder.name, config=config, **how)

@@ -17,6 +17,7 @@ from tests.engine.digests import digest_of_training
 from tests.engine.ranks.processes import train
 from tests.engine.training.test_exact import EVERYTHING, OTHERS, PLAIN, POINTS
 from train_core.config import TrainConfig
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.tools.provenance import fingerprint
 from train_core.engine.training.loop import Trainer
@@ -155,7 +156,7 @@ def lose_its_number(storage: str) -> None:
     folder = RunFolder(storage, "run")
     create(folder, config)
     try:
-        Trainer(folder, config, 1, Group.current(uses_gpu=True)).run()
+        Trainer(folder, with_monitor(config), 1, Group.current(uses_gpu=True)).run()
     except NotFiniteError as error:
         sys.exit(error.step)
 
@@ -172,7 +173,7 @@ def test_a_step_reads_no_tensor_of_the_gpu_but_by_events(tmp_path: Path) -> None
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, clip_norm=1.0, **ON_GPU)
     folder = RunFolder(str(tmp_path), "run")
     create(folder, config)
-    trainer = Trainer(folder, config, 1, Group.current(uses_gpu=True))
+    trainer = Trainer(folder, with_monitor(config), 1, Group.current(uses_gpu=True))
     try:
         trainer.restore()
         for _ in range(4):
@@ -189,7 +190,7 @@ def test_a_snapshot_of_a_gpu_lies_in_pinned_memory(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, **ON_GPU)
     create(folder, config)
-    trainer = Trainer(folder, config, 1, Group.current(uses_gpu=True))
+    trainer = Trainer(folder, with_monitor(config), 1, Group.current(uses_gpu=True))
     trainer.run()
     files = trainer.checkpointer._thread.snapshot.files
     assert files

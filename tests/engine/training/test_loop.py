@@ -21,6 +21,7 @@ from tests.plugins.leaks import Belongings
 from tests.storage.samples import manifest
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.progress import Progress
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.stop_requests import StopRequests
 from train_core.engine.scoring.evaluate import load_model
@@ -84,7 +85,7 @@ def run(folder: RunFolder, attempt: int = 1, **config: Any) -> Progress:
                 datasets={},
             ),
         )
-    return Trainer(folder, asked, attempt, Group.current()).run()
+    return Trainer(folder, with_monitor(asked), attempt, Group.current()).run()
 
 
 @pytest.mark.parametrize(("nan_from_step", "raised"), [(-1, None), (3, NotFiniteError)])
@@ -100,7 +101,7 @@ def test_all_that_a_training_starts_has_ended_when_it_returns(
     )
     alone.create(folder, config)
     before = Belongings.now()
-    trainer = Trainer(folder, config, 1, Group.current())
+    trainer = Trainer(folder, with_monitor(config), 1, Group.current())
     with pytest.raises(raised) if raised else nullcontext():
         trainer.run()
     # The trainer is still there, and with it all that it refers to.
@@ -117,7 +118,7 @@ def test_a_trainer_that_cannot_join_the_others_leaves_no_thread(
     before = Belongings.now()
     # One of two ranks, in a process that has joined no group.
     with pytest.raises(ValueError, match="process group"):
-        Trainer(folder, config, 1, Group(rank, 2, torch.device("cpu")))
+        Trainer(folder, with_monitor(config), 1, Group(rank, 2, torch.device("cpu")))
     assert not before.added(within_s=2)
 
 
@@ -133,7 +134,7 @@ def test_an_error_while_a_training_closes_leaves_nothing_open(folder: RunFolder)
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, data_workers=1)
     alone.create(folder, config)
     before = Belongings.now()
-    trainer = Trainer(folder, config, 1, Group.current())
+    trainer = Trainer(folder, with_monitor(config), 1, Group.current())
     trainer.stop_requests = BrokenRequests(lambda: None, poll_s=1)
     with pytest.raises(OSError, match="cannot be ended"):
         trainer.run()

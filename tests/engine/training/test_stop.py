@@ -20,6 +20,7 @@ from tests.engine.tiny import Tiny
 from tests.engine.training.test_exact import CONFIG
 from tests.marks import slow
 from train_core.config import TrainConfig
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.stop_requests import StopRequests
@@ -234,7 +235,7 @@ def test_the_end_has_its_own_reason_also_if_somebody_asked(tmp_path: Path) -> No
     folder = RunFolder(str(tmp_path), "run")
     config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, max_steps=2)
     create(folder, config)
-    trainer = Trainer(folder, config, 1, Group.current())
+    trainer = Trainer(folder, with_monitor(config), 1, Group.current())
     trainer.stop_requests.ask(StopRequest(reason="the test wants it"))
     assert trainer.run().stopped_by == "max_steps"
 

@@ -48,7 +48,7 @@ def trainer(folder: RunFolder, name: str = "Tagger", **asked: Any) -> Trainer:
     config = TrainConfig(**CONFIG | {"workload": f"tests.engine.tagger:{name}"} | asked)
     if not folder.exists():
         alone.create(folder, config)
-    return Trainer(folder, config, 1, Group.current())
+    return Trainer(folder, with_monitor(config), 1, Group.current())
 
 
 def folder_of(path: Path, name: str = "run") -> RunFolder:

@@ -18,6 +18,11 @@ from train_core.storage.records.data_files import FileList
 from train_core.workload import Workload, indexed, load_split, pinned_files
 
 
+def check_workload(config: TrainConfig) -> Rehearsal:
+    """Rehearse the workload of a configuration without a run. Raises as `rehearse_workload`."""
+    return rehearse_workload(with_monitor(config))
+
+
 def rehearse_workload(
     config: TrainConfig, files: FileList | None = None, fitted: bytes | None = None
 ) -> Rehearsal:
@@ -30,7 +35,6 @@ def rehearse_workload(
     if EVERYTHING in config.accept:
         left_out = ["all: everything is accepted"]
         return Rehearsal(tried=[], findings=[], left_out=left_out, accepted=config.accept, cpu_s=0)
-    config = with_monitor(config)
     first = load_workload(config.workload, config.settings)
     at_first = dict(vars(first))
     if first.sources():

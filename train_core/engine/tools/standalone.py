@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from train_core.datasets.protocols import Dataset, Stream, WrappedDataset, is_stream
 from train_core.engine.data.fitted import entry_of, fit, give
-from train_core.engine.data.recorded_workload import files_in_record
+from train_core.engine.data.recorded_workload import files_in_record, with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.tools.plain_training import PlainTraining
 from train_core.engine.tools.provenance import fingerprint
@@ -97,8 +97,11 @@ class StandaloneTrainer(Trainer):
 
 
 def with_epochs(task: StandaloneTask) -> StandaloneTask:
-    """The task with as many epochs as its steps take. Raises ConfigError for a bad workload."""
-    config = task.config
+    """The task with as many epochs as its steps take, and with the workload's monitor.
+
+    Raises ConfigError for a bad workload.
+    """
+    config = with_monitor(task.config)
     whole = load_workload(config.workload, config.settings).dataset("train")
     plan = config.step_plan(len(Beginning(whole, task.max_samples)))
     epochs = -(-config.max_steps // max(plan.steps_per_epoch, 1))

@@ -22,7 +22,6 @@ from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.snapshot import check_savable
 from train_core.engine.checkpoint.state import TrainingState
 from train_core.engine.checkpoint.storing_thread import NoTimeError, SaveTiming
-from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.fsdp import check_passes
@@ -71,7 +70,6 @@ class Trainer:
         timing: SaveTiming | None = None,
         stop_timing: StopTiming | None = None,
     ) -> None:
-        config = with_monitor(config)
         torch.set_num_threads(config.threads_per_worker)
         record = folder.record() if folder.exists() else None
         step_rules = record.step_rules if record else NEWEST_STEP_RULES

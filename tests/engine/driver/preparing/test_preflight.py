@@ -19,7 +19,7 @@ from tests.engine.ranks.without_ray import stages_without_ray
 from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.engine.data.inputs import open_input
-from train_core.engine.data.recorded_workload import check_continuation
+from train_core.engine.data.recorded_workload import check_continuation, with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.training.loop import Trainer
@@ -45,7 +45,9 @@ def begin(
 
 
 def asked(tmp_path: Path, **config: Any) -> DriverRequest:
-    return DriverRequest(storage=str(tmp_path), run="run", config=TrainConfig(**TINY | config))
+    return DriverRequest(
+        storage=str(tmp_path), run="run", config=with_monitor(TrainConfig(**TINY | config))
+    )
 
 
 def continued(tmp_path: Path, **config: Any) -> None:
@@ -210,7 +212,7 @@ def test_no_login_of_what_is_scored_or_begun_with_is_recorded(tmp_path: Path) ->
         with pytest.raises(ConfigError, match=r"the login in the URL of the .* is not recorded"):
             check(folder, hidden)
     config = request.config.model_copy(update={"epochs": 1})
-    Trainer(folder, config, 1, Group.current()).run()
+    Trainer(folder, with_monitor(config), 1, Group.current()).run()
     assert folder.checkpoints()
 
 

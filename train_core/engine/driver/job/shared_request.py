@@ -33,7 +33,5 @@ def _decides(request: Request) -> dict[str, Any]:
     if not isinstance(request, DriverRequest):
         return {"request": request}
     config = with_defaults(effective(request)).without_logins().model_dump(exclude=_MAY_DIFFER)
-    # By whichever way MLflow's address was given.
-    pipeline = request.pipeline.model_copy(update={"tracking_uri": None})
     asked = {"experiment": request.experiment, "dry_run": request.dry_run}
-    return {**config, **asked, "pipeline": pipeline}
+    return {**config, **asked, "pipeline": request.pipeline}

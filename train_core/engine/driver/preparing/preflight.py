@@ -38,8 +38,7 @@ from train_core.engine.scoring.gate_metric import check_gate
 from train_core.engine.tools.provenance import code_of, fingerprint
 from train_core.engine.training.model_checks import check_model
 from train_core.errors import ConfigError, RunConflictError
-from train_core.policy.logins import hide_logins
-from train_core.requests import DriverRequest, Prepared, RecordedPipeline, ScoringRequest
+from train_core.requests import DriverRequest, Prepared, ScoringRequest
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.names import check_new_run_name
@@ -73,7 +72,11 @@ class Checked:
 
 
 def effective(request: DriverRequest) -> TrainConfig:
-    """The configuration with the shards and GPUs that the run began with; a dry run's one step."""
+    """The configuration that the driver goes by, once for all of its stages.
+
+    It has the workload's monitor, the shards and GPUs that the run began with, and of a dry run one
+    step.
+    """
     config = with_monitor(request.config)
     folder = RunFolder(request.storage, request.run)
     if folder.exists():
@@ -100,8 +103,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
 
     Raises ConfigError for what is wrong.
     """
-    config = with_monitor(request.config)
-    resumed = folder.exists()
+    config, resumed = request.config, folder.exists()
     if resumed:
         check_request_continues(folder, request)
     else:
@@ -283,7 +285,7 @@ def new_record(
         flow_run=request.flow_run,
         created_at=datetime.now(UTC).isoformat(),
         config=with_defaults(config).recorded(),
-        pipeline=pipeline_of(request),
+        pipeline=request.recorded().model_dump(),
         fingerprint=fingerprint(config),
         datasets={
             split: describe_data(dataset)
@@ -306,19 +308,6 @@ def with_surroundings(record: RunRecord, config: TrainConfig) -> RunRecord:
     return record.model_copy(
         update={"config": with_defaults(config).recorded(), "fingerprint": fingerprint(config)}
     )
-
-
-def pipeline_of(request: DriverRequest) -> dict[str, Any]:
-    """What the flow was asked beyond the training, as it is recorded."""
-    return RecordedPipeline(
-        infer_input=hide_logins(request.pipeline.infer_input),
-        infer_keeps=request.pipeline.infer_keeps,
-        tracking_uri=request.pipeline.tracking_uri,
-        gate=request.pipeline.gate,
-        experiment=request.experiment,
-        dry_run=request.dry_run,
-        mirror_weights=request.mirror_weights,
-    ).model_dump()
 
 
 def _input_state(source: str) -> str:

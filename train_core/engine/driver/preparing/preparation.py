@@ -18,7 +18,6 @@ from train_core.engine.driver.preparing.preflight import (
     check,
     effective,
     new_record,
-    pipeline_of,
     with_surroundings,
 )
 from train_core.engine.driver.preparing.rehearsing import rehearsed
@@ -185,4 +184,4 @@ def _amend(request: DriverRequest, folder: RunFolder, held: HeldRun, config: Tra
     check_flow_run(folder, request.flow_run)
     check_continuation(folder, config)
     recorded = with_defaults(config).recorded()
-    held.writer.amend(Amendment(config=recorded, pipeline=pipeline_of(request)))
+    held.writer.amend(Amendment(config=recorded, pipeline=request.recorded().model_dump()))
