@@ -26,6 +26,7 @@ from evertrain_tasks.select import select, with_metrics
 from evertrain_tasks.stages import task_of
 from train_core.datasets.protocols import Split
 from train_core.errors import NothingBegunError, StoppedError
+from train_core.requests import DriverRequest
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
@@ -82,7 +83,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
         with open_session(request) as session, connected(session):
             session.log.send_to(run_logger())
             try:
-                report = drive(session, partial(stages, parameters, as_tasks))
+                report = drive(session, partial(stages, as_tasks))
                 if session.thread.is_without_flow:
                     # The server was lost before the flow began its stages, and may be back now.
                     show_report(report, session)
@@ -101,7 +102,7 @@ def retrain(parameters: RetrainParameters) -> Report | State[Report]:
     return report
 
 
-def stages(parameters: RetrainParameters, start: Start, session: Session) -> Report:
+def stages(start: Start, session: Session) -> Report:
     """The stages of a run in their order, each started by `start`.
 
     Raises NothingBegunError if the request needed no run: nothing has changed since another one
@@ -118,14 +119,17 @@ def stages(parameters: RetrainParameters, start: Start, session: Session) -> Rep
     if server and start is as_tasks:
         left = server.ask(lambda client: left_running(client, request))
     try:
-        return _compute(parameters, start, session)
+        return _compute(start, session)
     finally:
         if server and left:
             server.ask(lambda client: correct_states(client, left, request))
 
 
-def _compute(parameters: RetrainParameters, start: Start, session: Session) -> Report:
+def _compute(start: Start, session: Session) -> Report:
     request = session.request
+    assert isinstance(request, DriverRequest)
+    asked = request.pipeline
+    assert asked.infer_input is not None
 
     def publish(
         evaluations: list[EvaluationResult],
@@ -147,22 +151,22 @@ def _compute(parameters: RetrainParameters, start: Start, session: Session) -> R
     def evaluating(
         checkpoints: list[CheckpointSummary], split: Split
     ) -> Callable[[], list[EvaluationResult]]:
-        asked = EVALUATE.arguments(checkpoints=checkpoints, split=split)
-        return start(task_of(EVALUATE), request, asked)
+        measured = EVALUATE.arguments(checkpoints=checkpoints, split=split)
+        return start(task_of(EVALUATE), request, measured)
 
     trained = start(task_of(TRAIN), request, TRAIN.arguments())()
     # A factory's trainer may name another one than the parameters.
     metric, order = trained.monitor, trained.monitor_order
-    if not parameters.has_workload:
+    if not request.config.has_workload:
         # No stage knows what is in a folder that a function reported.
         return publish([], start(select, trained.checkpoints, metric, order)())
     evaluations = evaluating(trained.finalists, "validation")()
     selection = start(select, with_metrics(evaluations), metric, order)()
-    scored = INFER.arguments(checkpoint=selection.best, source=parameters.infer_input)
+    scored = INFER.arguments(checkpoint=selection.best, source=asked.infer_input)
     predicting = start(task_of(INFER), request, scored)
     tested = evaluating([selection.best], "test")()
     predictions = predicting()
-    gated = _gate(start, session, selection.best) if parameters.gate_options() else None
+    gated = _gate(start, session, selection.best) if asked.gate else None
     return publish(evaluations + tested, selection, predictions, gated)
 
 

@@ -101,7 +101,7 @@ def _run_flow(
         if flow is None or not verbose:
             # With --verbose Prefect prints the warnings itself.
             session.log.listen(partial(show_warnings, screen))
-        report: Report = outcome_of(session, flow, partial(stages, parameters, as_functions))
+        report: Report = outcome_of(session, flow, partial(stages, as_functions))
     if verbose:
         ended_s = time.time() - session.began_at
         screen.line(f"the flow has ended {ended_s:.1f} s after the start")
