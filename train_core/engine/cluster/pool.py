@@ -131,8 +131,9 @@ class WorkerPool:
         """Run `module:name` on all workers, as the ranks of one process group.
 
         Returns the outcome of each slot, in the order of ranks, once all have returned or one has
-        failed. `check` is called each second while workers start, and may raise. Raises the first
-        cause if a worker does not start, and ConnectionError if Ray itself ended.
+        failed. `check` is called each second while workers start, and when all have started; it may
+        raise. Raises the first cause if a worker does not start, and ConnectionError if Ray itself
+        ended.
         """
         with self._calling:
             slots = self._current()
@@ -229,6 +230,8 @@ class WorkerPool:
 
         outcomes = calls.settle(check_start)
         locations = values({f"worker {slot}": one for slot, one in outcomes.items()}, "")
+        # What it has to say of the time in which the last one started.
+        check()
         self.workers_ready_at = self.workers_ready_at or max(one.ready_at for one in locations)
         return assign_ranks(locations)
 

@@ -82,7 +82,7 @@ def test_a_request_that_begins_nothing_leaves_no_mirror(last: RunFolder, is_refu
         with pytest.raises(ConfigError, match="no_such"):
             driver.prepare()
     else:
-        assert driver.prepare()["unchanged_since"] == "last"
+        assert driver.prepare().unchanged_since == "last"
     # One that still loads MLflow ends after that.
     for thread in threading.enumerate():
         if thread.name == "mirror":
