@@ -82,8 +82,8 @@ def test_mlflow_shows_the_parameters_that_have_an_effect() -> None:
     assert shown["keep_last"] == "4"
     assert not {"batch_size", "epochs", "seed", "train_loop_config"} & shown.keys()
     of_workload = parameters(record())
-    assert {"batch_size", "seed"} <= of_workload
-    assert not {"train_fn", "max_failures"} & of_workload
+    assert {"batch_size", "seed"} <= of_workload.keys()
+    assert not {"train_fn", "max_failures"} & of_workload.keys()
 
 
 PARTS = st.text(min_size=1, max_size=8)

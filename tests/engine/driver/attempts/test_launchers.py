@@ -17,6 +17,7 @@ from train_core import TrainConfig
 from train_core.config import LOCAL
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.runtime import POOL_SETTINGS, start_ray
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.stop_requests import StopRequests
 from train_core.engine.driver.attempts.pool_launcher import PoolLauncher
 from train_core.engine.driver.attempts.supervisor import Attempt, Launcher
@@ -64,7 +65,8 @@ def attempt(
     check_stop: Callable[[], None] = lambda: None,
     **config: Any,
 ) -> Attempt:
-    asked = TrainConfig(**{"workload": "tests.engine.tiny:Tiny", "num_workers": 2} | ASKED | config)
+    tiny = {"workload": "tests.engine.tiny:Tiny", "num_workers": 2}
+    asked = with_monitor(TrainConfig(**tiny | ASKED | config))
     if not folder.exists():
         create(folder, asked)
     requests = StopRequests(lambda: None, poll_s=1)
