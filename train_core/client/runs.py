@@ -22,7 +22,7 @@ from train_core.storage.addresses import absolute
 from train_core.storage.cleanup.orphans import abort_uploads
 from train_core.storage.cleanup.prune import Finding, Pruning
 from train_core.storage.coordination import lease, pins
-from train_core.storage.coordination.holder import Holder, Life
+from train_core.storage.coordination.holder import Holder, Life, judge
 from train_core.storage.coordination.stop_request import ask_to_stop
 from train_core.storage.coordination.timing import UPKEEP
 from train_core.storage.fork import fork_checkpoint
@@ -103,7 +103,7 @@ def refuse_driven(folder: RunFolder) -> None:
     except StorageError:
         # The caller's next request to the storage reports its error.
         return
-    if holder is not None and holder.life is Life.ALIVE:
+    if holder is not None and judge(holder) is Life.ALIVE:
         raise RunBusyError(folder.name, str(holder))
 
 

@@ -16,7 +16,7 @@ from tests.storage.coordination.test_lease import driver_of, said_by
 from tests.storage.samples import commit
 from train_core.errors import RunBusyError
 from train_core.storage.coordination import holder, lease
-from train_core.storage.coordination.holder import Holder, Life
+from train_core.storage.coordination.holder import Holder, Life, judge
 from train_core.storage.coordination.pins import pinned, valid_pins
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
@@ -60,6 +60,32 @@ def test_a_driver_keeps_its_run_and_its_pins_when_the_wall_clock_steps(
             assert len(valid_pins(folder.store)) == 1
             with pytest.raises(RunBusyError, match=f"process {driver.pid}"):
                 begin_attempt(folder)
+
+
+HERE = Holder.here()
+DEAD = HERE.model_copy(update={"process_start": "", "process_started": 1.0})
+ELSEWHERE = HERE.model_copy(update={"machine": "another"})
+
+
+@pytest.mark.parametrize(
+    ("found", "has_ended", "stands_still", "life"),
+    [
+        (HERE, False, None, Life.ALIVE),
+        (HERE, True, None, Life.DEAD),
+        # What can be looked up needs no heartbeat.
+        (HERE, False, True, Life.ALIVE),
+        (DEAD, False, None, Life.DEAD),
+        (DEAD, False, False, Life.DEAD),
+        (ELSEWHERE, False, None, Life.UNKNOWN),
+        (ELSEWHERE, False, True, Life.DEAD),
+        (ELSEWHERE, False, False, Life.ALIVE),
+        (ELSEWHERE, True, False, Life.DEAD),
+    ],
+)
+def test_a_holder_is_judged_by_what_ended_its_process_and_its_heartbeat_in_that_order(
+    found: Holder, has_ended: bool, stands_still: bool | None, life: Life
+) -> None:
+    assert judge(found, has_ended=has_ended, stands_still=stands_still) is life
 
 
 @linux

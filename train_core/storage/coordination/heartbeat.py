@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -18,10 +18,12 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 
 from train_core.errors import StorageError
+from train_core.storage.coordination.timing import Timing
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import Count
 from train_core.storage.records.names import LEASES
 
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -72,22 +74,20 @@ class HeartbeatSender:
 
 @dataclass
 class HeartbeatObserver(Generic[_T]):
-    """For how long one heartbeat, or a group of them, has not moved.
+    """For how long one heartbeat has not moved, for an observer that goes on.
 
     All times are the caller's, of `time.monotonic()`.
     """
 
     counter: _T
-    """The counter, or the group's counters, as last observed."""
+    """The counter as last observed."""
     moved_at: float
     """When that was first observed, or the observation began anew."""
 
-    def observe(self, counter: _T, now: float) -> bool:
-        """Take what was read at `now`; whether it has moved since the observation before."""
-        if counter == self.counter:
-            return False
-        self.counter, self.moved_at = counter, now
-        return True
+    def observe(self, counter: _T, now: float) -> None:
+        """Take what was read at `now`."""
+        if counter != self.counter:
+            self.counter, self.moved_at = counter, now
 
     def restart(self, now: float) -> None:
         """Measure from `now` on: the storage could not be read, or the process is known to live."""
@@ -98,8 +98,35 @@ class HeartbeatObserver(Generic[_T]):
         return now - self.moved_at
 
 
+def standing_still(
+    store: Store,
+    since: Mapping[_K, _T],
+    read: Callable[[_K], _T],
+    standstill_s: float,
+    timing: Timing,
+) -> list[_K]:
+    """Which heartbeats stand still for long: what `read` gives of their keys stays as in `since`.
+
+    It waits until all have moved, or for `standstill_s` and `timing.slow_reads` times the slowest
+    read or write. The storage has to answer, and to take writes, all the while: where it is away
+    from the process, too, the process lives and its heartbeat stands still. Raises StorageError,
+    and what `read` raises.
+    """
+    still, begin, slowest_s = list(since), time.monotonic(), 0.0
+    with _probing_writes(store) as probe:
+        while True:
+            asked_at = time.monotonic()
+            still = [key for key in still if read(key) == since[key]]
+            # Between the first answer and the last question it did not move for certain. Where
+            # reading a heartbeat or writing takes long, so does writing a heartbeat.
+            if not still or asked_at - begin > standstill_s + timing.slow_reads * slowest_s:
+                return still
+            slowest_s = max(slowest_s, time.monotonic() - asked_at, probe())
+            time.sleep(timing.lease_poll_interval_s)
+
+
 @contextmanager
-def probing_writes(store: Store) -> Iterator[Callable[[], float]]:
+def _probing_writes(store: Store) -> Iterator[Callable[[], float]]:
     """Give a function that writes a small object of the run: how many seconds that took.
 
     A storage that can be read may take no writes: then no heartbeat moves, and all live. The

@@ -97,6 +97,23 @@ class Holder(BaseModel):
             return Life.UNKNOWN
 
 
+def judge(holder: Holder, *, has_ended: bool = False, stands_still: bool | None = None) -> Life:
+    """Whether the holder still has its lease or its pin. Everything that asks this asks here.
+
+    - `has_ended`: what it holds is over by another's word (released, replaced, its job's calls are
+      cleared): DEAD, whatever its process does.
+    - Its process can be looked up on this machine: ALIVE or DEAD, as the process is.
+    - `stands_still` decides about any other process: whether its heartbeat stood still for long
+      enough to be dead, or moved; None: nobody has observed it, and the answer is UNKNOWN.
+    """
+    if has_ended:
+        return Life.DEAD
+    life = holder.life
+    if life is not Life.UNKNOWN or stands_still is None:
+        return life
+    return Life.DEAD if stands_still else Life.ALIVE
+
+
 def _stat_of(pid: int) -> list[str] | None:
     """The fields of `/proc/PID/stat` from the third on; None if the system has none.
 

@@ -15,15 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from train_core.errors import CheckpointError, FencedError, RunBusyError
-from train_core.storage.coordination.heartbeat import (
-    Heartbeat,
-    HeartbeatObserver,
-    HeartbeatSender,
-    probing_writes,
-)
-from train_core.storage.coordination.holder import Holder, Life
+from train_core.storage.coordination.heartbeat import Heartbeat, HeartbeatSender, standing_still
+from train_core.storage.coordination.holder import Holder, Life, judge
 from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retry_policy import SHORT, RetryPolicy
 from train_core.storage.objects.store import Store
@@ -157,7 +153,7 @@ def holder_and_end(store: Store) -> tuple[Holder | None, str]:
     if heartbeat.released:
         return None, heartbeat.end
     holder = _holder(store, attempt)
-    return (None if holder.life is Life.DEAD else holder), ""
+    return (None if judge(holder) is Life.DEAD else holder), ""
 
 
 def read(store: Store, attempt: int) -> tuple[Holder, LeaseHeartbeat]:
@@ -187,9 +183,8 @@ def is_over(store: Store, attempt: int, newest: int | None = None) -> bool:
     except FileNotFoundError:
         # Nobody ever drove under this number: the files were copied here by a fork.
         return True
-    if (life := holder.life) is not Life.UNKNOWN:
-        return life is Life.DEAD
-    return attempt < (newest_attempt(store) if newest is None else newest)
+    is_replaced = attempt < (newest_attempt(store) if newest is None else newest)
+    return judge(holder, stands_still=is_replaced or None) is Life.DEAD
 
 
 @contextmanager
@@ -218,45 +213,22 @@ def wait_until_free(store: Store, run: str, attempt: int, timing: Timing = TIMIN
 
     Raises RunBusyError, which names the holder, within seconds if one does.
     """
-    holder = _holder(store, attempt)
+    holder, heartbeat = read(store, attempt)
     begin = time.monotonic()
-    while True:
-        heartbeat = _heartbeat(store, attempt)
-        if heartbeat.released:
-            return heartbeat.end
-        if (life := holder.life) is Life.DEAD:
-            return ""
-        if life is Life.UNKNOWN:
-            return _wait_for_standstill(store, run, attempt, timing)
+    while (life := judge(holder, has_ended=heartbeat.released)) is Life.ALIVE:
         if time.monotonic() - begin > timing.dying_grace_s:
             raise RunBusyError(run, str(holder))
         time.sleep(timing.lease_poll_interval_s)
-
-
-def _wait_for_standstill(store: Store, run: str, attempt: int, timing: Timing) -> str:
-    """Return when the heartbeat of a holder that cannot be looked at has stood still for long.
-
-    The storage has to answer, and to take writes, all the while: where it is away from the holder,
-    too, the holder lives and its heartbeat stands still.
-    """
-    observer: HeartbeatObserver[int] | None = None
-    slowest_s = 0.0
-    with probing_writes(store) as probe:
-        while True:
-            asked_at = time.monotonic()
-            heartbeat = _heartbeat(store, attempt)
-            if heartbeat.released:
-                return heartbeat.end
-            if observer is None:
-                observer = HeartbeatObserver(heartbeat.counter, time.monotonic())
-            elif observer.observe(heartbeat.counter, time.monotonic()):
-                raise RunBusyError(run, str(_holder(store, attempt)))
-            # Between the first answer and the last question it did not move for certain. Where
-            # reading a heartbeat or writing takes long, so does writing a heartbeat.
-            elif observer.still_s(asked_at) > timing.standstill_s + timing.slow_reads * slowest_s:
-                return ""
-            slowest_s = max(slowest_s, time.monotonic() - asked_at, probe())
-            time.sleep(timing.lease_poll_interval_s)
+        heartbeat = _heartbeat(store, attempt)
+    if life is Life.UNKNOWN:
+        read_again = partial(_heartbeat, store)
+        still = standing_still(store, {attempt: heartbeat}, read_again, timing.standstill_s, timing)
+        if not still:
+            heartbeat = read_again(attempt)
+        life = judge(holder, has_ended=heartbeat.released, stands_still=bool(still))
+    if life is not Life.DEAD:
+        raise RunBusyError(run, str(holder))
+    return heartbeat.end if heartbeat.released else ""
 
 
 def _holder(store: Store, attempt: int) -> Holder:

@@ -14,7 +14,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.storage.coordination import job_mailbox, lease
 from train_core.storage.coordination.fence_list import read_fence_list
-from train_core.storage.coordination.holder import Holder, Life
+from train_core.storage.coordination.holder import Holder, Life, judge
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import LARGEST_NUMBER, SMALL_BYTES, Text, read_document
 from train_core.storage.records.manifest import is_committed
@@ -75,8 +75,8 @@ class FoundPin:
     key: str
     pin: Pin | None
     """None for what cannot be read as a pin: it keeps the checkpoint, to be safe."""
-    is_valid: bool
-    """Whether it still keeps the checkpoint."""
+    life: Life
+    """As of `judge`; ALIVE for a pin that lasts, and for what cannot be read as one."""
 
     @property
     def checkpoint(self) -> str:
@@ -89,14 +89,20 @@ class FoundPin:
         return self.key.rpartition("/")[2].removesuffix(".json")
 
     @property
+    def is_valid(self) -> bool:
+        """Whether it still keeps the checkpoint."""
+        # What runs elsewhere cannot be looked at: its pin holds until somebody says otherwise.
+        return self.life is not Life.DEAD
+
+    @property
     def is_elsewhere(self) -> bool:
         """Whether it ends with a process of another machine, or one that the system hides."""
-        return bool(self.pin and self.pin.holder and self.pin.holder.life is Life.UNKNOWN)
+        return self.life is Life.UNKNOWN
 
     @property
     def is_deletion(self) -> bool:
         """Whether it announces that the checkpoint is being deleted."""
-        return self.pin is not None and self.who.startswith(DELETION)
+        return self.pin is not None and _is_of_deletion(self.key)
 
     def __str__(self) -> str:
         holder = f", {self.pin.holder}" if self.pin and self.pin.holder else ""
@@ -265,20 +271,21 @@ def _find(store: Store, key: str, standing: _Standing) -> FoundPin | None:
     except FileNotFoundError:
         return None
     except (CheckpointError, ConfigError):
-        return FoundPin(key, None, is_valid=True)
-    counting = FoundPin(key, found, is_valid=True)
-    return replace(counting, is_valid=_is_valid(counting, standing))
+        return FoundPin(key, None, Life.ALIVE)
+    if found.holder is None:
+        return FoundPin(key, found, Life.ALIVE)
+    has_ended = _has_ended(key, found, standing)
+    return FoundPin(key, found, judge(found.holder, has_ended=has_ended))
 
 
-def _is_valid(found: FoundPin, standing: _Standing) -> bool:
-    pin = found.pin
-    if pin is None or pin.holder is None:  # it lasts
-        return True
+def _has_ended(key: str, pin: Pin, standing: _Standing) -> bool:
+    """Whether the attempt or the job that the pin is of has ended."""
     if 0 < pin.attempt < standing.newest_attempt and not (
-        found.is_deletion and pin.attempt >= standing.fenced_by
+        _is_of_deletion(key) and pin.attempt >= standing.fenced_by
     ):
-        return False
-    if pin.job and not standing.has_calls(pin.job):
-        return False
-    # What runs elsewhere cannot be looked at: its pin holds until somebody says otherwise.
-    return pin.holder.life is not Life.DEAD
+        return True
+    return bool(pin.job) and not standing.has_calls(pin.job)
+
+
+def _is_of_deletion(key: str) -> bool:
+    return key.rpartition("/")[2].startswith(DELETION)

@@ -25,7 +25,7 @@ class Timing:
     dying_grace_s: float = 3.0
     """For the old driver of a killed program, on this machine, to notice and to end."""
     lease_poll_interval_s: float = 0.2
-    """Between two polls of a lease that is waited for."""
+    """Between two polls of a lease that is waited for, or of heartbeats that may stand still."""
 
     # The mailbox of a job.
     mailbox_heartbeat_s: float = 5.0
