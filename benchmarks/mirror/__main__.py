@@ -26,12 +26,12 @@ from benchmarks.report import Report
 from evertrain_flows.databases import create_tracking_database
 from tests.engine.tracking.run_builder import BEGIN_S, RunBuilder
 from train_core.engine.tracking.client_settings import REPEATED_BY_CALLER
-from train_core.engine.tracking.delivery.delivery_thread import Timing
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import SAMPLES_PER_S
 from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import TrackingTiming
 
 ROUNDS, LOOP_STEPS, SENT_STEPS = 5, 1000, 5000
 POINTS_PER_REQUEST = 1000
@@ -89,7 +89,7 @@ def mirrored_per_s(folder: Path, entries: list[Entry], tracking_uri: str) -> flo
     """Points that a mirror sends in a second, from the commit to the last point in MLflow."""
     run = RunBuilder(RunFolder(str(folder), "sent"))
     # It looks for commits when it is asked to, and not while the last one is still written.
-    asked = Timing(poll_s=SENT_WITHIN_S)
+    asked = TrackingTiming(poll_s=SENT_WITHIN_S)
     mirror = Mirror(run.folder, tracking_uri, "bench", is_live=False, timing=asked)
     mirror.start()
     if not mirror.flush(SENT_WITHIN_S):

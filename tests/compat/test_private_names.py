@@ -19,8 +19,8 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 
 from train_core.engine.cluster.runtime import _job_config
 from train_core.engine.driver.ray_session import ray_train_settings
-from train_core.engine.ray_train.timing import Timing
 from train_core.storage.records.names import RAY_SNAPSHOT_JSON
+from train_core.timing import FunctionTiming
 
 TESTED = ("2.60.",)
 PRODUCT = Path(__file__).parents[2] / "train_core"
@@ -97,7 +97,7 @@ def test_the_controller_calls_back_and_its_files_have_their_names() -> None:
     begin = inspect.getsource(WorkerGroup._start_impl)
     assert begin.index("_init_train_context(") < begin.index(".after_worker_group_start(")
     assert storage.CHECKPOINT_MANAGER_SNAPSHOT_FILENAME == RAY_SNAPSHOT_JSON
-    environment = ray_train_settings(Timing(controller_poll_s=0.5)).environment
+    environment = ray_train_settings(FunctionTiming(controller_poll_s=0.5)).environment
     assert environment == {constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR: "0.5"}
     assert issubclass(TrainingFailedError, RayTrainError)
 

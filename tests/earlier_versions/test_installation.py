@@ -41,18 +41,18 @@ from train_core.errors import ConfigError, RunBusyError
 from train_core.loading import load_workload
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.results import GateResult, ModelVersion
-from train_core.storage.coordination.timing import TIMING
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.records.manifest import EvaluationManifest
 from train_core.storage.records.names import EVALUATIONS
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
+from train_core.timing import TIMING
 
 pytestmark = pytest.mark.promise("earlier-versions")
 
 VERSIONS = {"monday": 1, "tuesday": 2, "wednesday": 3, "thursday": 4}
 ANSWER = ("--reason", "looked at it", "--by", "bob")
-IMPATIENT = replace(TIMING, standstill_s=0.6, dying_grace_s=0.2)
+IMPATIENT = replace(TIMING.coordination, standstill_s=0.6, dying_grace_s=0.2)
 """The driver of `half` died on a machine that is gone, so its heartbeat is observed first."""
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from train_core.config import FunctionTraining, TrainConfig, WorkloadTraining
 from train_core.engine.checkpoint.progress import Progress
-from train_core.engine.checkpoint.storing_thread import SaveTiming
 from train_core.engine.data.fitted import entry_of, fit
 from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
@@ -16,12 +15,11 @@ from train_core.loading import load_workload, workload_class
 from train_core.storage.records.run_record import NEWEST_STEP_RULES, RunRecord
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
+from train_core.timing import TIMING, Timing
 from train_core.workload import Workload, load_split
 
 
-def run(
-    folder: RunFolder, attempt: int = 1, timing: SaveTiming | None = None, **config: Any
-) -> Progress:
+def run(folder: RunFolder, attempt: int = 1, timing: Timing = TIMING, **config: Any) -> Progress:
     """Train the tiny workload, or go on with it."""
     given = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32, "eval_batch_size": 16}
     asked = TrainConfig(**given | config)

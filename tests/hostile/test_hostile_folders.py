@@ -33,14 +33,14 @@ from tests.marks import SLOW
 from train_core.client import isolated
 from train_core.engine.tools.isolated_call import call
 from train_core.errors import EvertrainError
-from train_core.storage.coordination.timing import TIMING
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import TIMING
 
 LIMIT_S = 5.0
 LIMIT_BYTES = 2**30
 BUSY_S = 20.0
 """Other tests may share the cores: so much longer may it take by the clock."""
-WAIT_S = TIMING.standstill_s + TIMING.dying_grace_s
+WAIT_S = TIMING.coordination.standstill_s + TIMING.coordination.dying_grace_s
 """What changes a run waits so long for a lease that says that a process elsewhere has the run."""
 RUN = "run"
 Command = Callable[[str], object]

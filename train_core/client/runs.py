@@ -24,13 +24,13 @@ from train_core.storage.cleanup.prune import Finding, Pruning
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.holder import Holder, Life, judge
 from train_core.storage.coordination.stop_request import ask_to_stop
-from train_core.storage.coordination.timing import UPKEEP
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.registered_models.model_registry import ModelRegistry, championships
 from train_core.storage.run_checks import check_no_link
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
+from train_core.timing import UPKEEP
 
 
 def open_run(address: str | os.PathLike[str], run: str | None = None) -> Run:

@@ -22,7 +22,6 @@ from train_core.results import Approval, Decision
 from train_core.storage.committed import quarantined_names
 from train_core.storage.coordination import deletion_notices, lease
 from train_core.storage.coordination.fence_list import read_fence_list, write_fence_list
-from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.digests import digest_of
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records import journal
@@ -50,6 +49,7 @@ from train_core.storage.records.run_record import RunRecord
 from train_core.storage.records.verified_files import check_size, write_file
 from train_core.storage.registered_models.decisions import approval_key, decision_key, is_answer_to
 from train_core.storage.run_folder import Commit, RunFolder
+from train_core.timing import TIMING, CoordinationTiming
 
 _log = logging.getLogger(__name__)
 
@@ -231,7 +231,9 @@ def create_run(
     folder.store.create(RUN_JSON, (record.model_dump_json(indent=1) + "\n").encode())
 
 
-def begin_attempt(folder: RunFolder, *, timing: Timing = TIMING) -> lease.Lease:
+def begin_attempt(
+    folder: RunFolder, *, timing: CoordinationTiming = TIMING.coordination
+) -> lease.Lease:
     """Take the lease, quarantine what is damaged, list what earlier attempts committed.
 
     Raises RunBusyError if another process drives the run.

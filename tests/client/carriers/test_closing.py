@@ -15,7 +15,6 @@ import pytest
 from benchmarks.services import free_port
 from tests.asked import train
 from train_core import TrainConfig
-from train_core.client.carriers.attachment import Timing
 from train_core.client.carriers.job_mailbox import JobMailbox
 from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.client.driver_handle import Driver
@@ -24,6 +23,7 @@ from train_core.requests import DriverRequest, Prepared, Request
 from train_core.stages import PREPARE
 from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import Timing
 
 PREPARED = PREPARE.answer(
     result=Prepared(run="run", url="", resumed=False, num_samples={}, total_steps=0)

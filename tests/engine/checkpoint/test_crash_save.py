@@ -22,15 +22,15 @@ from tests.engine.ranks.killed_save import CONFIG, drive, tell_nothing
 from tests.marks import SLOW, slow
 from tests.storage.doubles.faulty_store import LOOK, LOOKS, FaultyStore
 from train_core.engine.checkpoint import journal_buffer
-from train_core.engine.checkpoint.storing_thread import SaveTiming
 from train_core.errors import StorageError, UnsavedError
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.verification.checkpoints import faults
+from train_core.timing import SaveTiming, Timing
 
 ROOT = Path(__file__).parents[3]
-run = partial(alone.run, timing=SaveTiming(retry_s=0.01))
+run = partial(alone.run, timing=Timing(saving=SaveTiming(retry_s=0.01)))
 # No checkpoint; the first; the second beside it; the second alone.
 STATES = [[], [1], [1, 2], [2]]
 SLOW_ON_S3 = ["local", pytest.param("s3", marks=[pytest.mark.s3, SLOW])]

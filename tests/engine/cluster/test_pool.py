@@ -18,9 +18,9 @@ from train_core.config import available_cpus
 from train_core.engine.cluster.outcomes import values
 from train_core.engine.cluster.pool import WorkerPool
 from train_core.engine.cluster.runtime import POOL_SETTINGS, start_ray
-from train_core.engine.cluster.timing import Timing
 from train_core.engine.driver.ray_session import ClusterRaySession
 from train_core.errors import UserCodeError
+from train_core.timing import ClusterTiming
 
 pytestmark = pytest.mark.timeout(180)
 CONFIG = TrainConfig(num_workers=2, cpus_per_worker=0.5, gpus_per_worker=0)
@@ -200,7 +200,7 @@ def test_a_stage_keeps_the_workers_for_which_another_one_waits(own_pool: OwnPool
 
 
 def test_a_stage_keeps_workers_that_may_soon_be_placed(own_pool: OwnPool) -> None:
-    timing = Timing(placed_s=0.01, settle_s=60)
+    timing = ClusterTiming(placed_s=0.01, settle_s=60)
     pool, session = own_pool(WorkerPool(CONFIG, timing=timing)), ClusterRaySession()
     session._pool = pool
     with no_free_cpu() as free, ThreadPoolExecutor(1) as thread:

@@ -11,8 +11,8 @@ import pytest
 from train_core import TrainConfig
 from train_core.engine.cluster import resources, scaling
 from train_core.engine.cluster.resources import capacity, check_resources, with_gpus
-from train_core.engine.cluster.timing import Timing
 from train_core.errors import ResourceError, StoppedError
+from train_core.timing import ClusterTiming
 
 NODES = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 1.5}, {"memory": 10.0}]
 
@@ -66,7 +66,7 @@ def test_workers_have_gpus_if_each_of_the_fewest_can_have_one(
     assert with_gpus(TrainConfig(**asked)).gpus_per_worker == each
 
 
-QUICK = Timing(poll_s=0.01, settle_s=0.05)
+QUICK = ClusterTiming(poll_s=0.01, settle_s=0.05)
 
 
 def polls(*found: int) -> Callable[[], int]:

@@ -16,9 +16,9 @@ from train_core import TrainConfig
 from train_core.engine.cluster.outcomes import Died, Outcome, Raised, Returned, Running
 from train_core.engine.cluster.runtime import POOL_SETTINGS, start_ray
 from train_core.engine.cluster.slots import Layout, Slots
-from train_core.engine.cluster.timing import TIMING
 from train_core.engine.cluster.worker_calls import Calls
 from train_core.errors import UserCodeError
+from train_core.timing import TIMING
 
 pytestmark = pytest.mark.timeout(180)
 CONFIG = TrainConfig(num_workers=4, cpus_per_worker=0.25, gpus_per_worker=0)
@@ -46,7 +46,7 @@ def slots() -> Iterator[Slots]:
 
 def called(slots: Slots, given: dict[int, tuple[str, tuple[object, ...]]]) -> Calls:
     """A function of `functions.py`, and its arguments, called in each of these slots."""
-    calls = Calls(0, TIMING)
+    calls = Calls(0, TIMING.cluster)
     for slot, (function, arguments) in given.items():
         worker = slots.workers[slot]
         calls.add(slot, worker, worker.run.remote(f"{HERE}:{function}", arguments))

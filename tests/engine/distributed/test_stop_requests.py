@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from train_core.engine.distributed.stop_requests import StopRequests, StopTiming
+from train_core.engine.distributed.stop_requests import StopRequests
 from train_core.policy.restarts import Asked
 from train_core.storage.coordination.stop_request import StopRequest
+from train_core.timing import StopTiming
 
 END = StopRequest(reason="Ctrl-C")
 

@@ -15,24 +15,22 @@ from tests.engine.alone import run
 from tests.storage.doubles.faulty_store import FaultyStore
 from train_core.config import TrainConfig
 from train_core.engine.cluster.pool import WorkerPool
-from train_core.engine.cluster.timing import Timing as ClusterTiming
 from train_core.engine.driver.held_run import HeldRun
 from train_core.engine.driver.ray_session import ClusterRaySession
 from train_core.engine.driver.scoring_stages import ScoringStages
 from train_core.engine.driver.stages import RunStages
-from train_core.engine.driver.timing import Timing
 from train_core.errors import FencedError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, ScoringRequest
 from train_core.results import TrainResult
 from train_core.stages import EVALUATE, INFER, PUBLISH
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.timing import Timing as CoordinationTiming
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import EvaluationManifest, PredictionsManifest
 from train_core.storage.records.names import JOURNAL, MODEL_FILE
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
+from train_core.timing import ClusterTiming, CoordinationTiming, Timing
 
 
 @pytest.fixture

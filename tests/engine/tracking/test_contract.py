@@ -20,16 +20,16 @@ from tests.engine.tracking.following import following, tracker_of
 from tests.engine.tracking.json_lines_tracker import JsonLinesTracker
 from tests.engine.tracking.run_builder import RunBuilder
 from train_core.engine.tracking.delivery.catch_up import catch_up
-from train_core.engine.tracking.delivery.delivery_thread import Timing
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.engine.tracking.follow import NOT_SHOWN
 from train_core.engine.tracking.mlflow_tracker import MlflowTracker
 from train_core.engine.tracking.tracker import Tracker
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
+from train_core.timing import TrackingTiming
 
 VERBS = ("open", "parameters", "metrics", "artifact", "model", "retain_models", "version", "tags")
-OFTEN = Timing(poll_s=0.05, max_backoff_s=0.2)
+OFTEN = TrackingTiming(poll_s=0.05, max_backoff_s=0.2)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from train_core.config import TrainConfig
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import Split
 from train_core.engine.tracking.delivery.catch_up import catch_up
-from train_core.engine.tracking.delivery.delivery_thread import Timing
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.engine.tracking.follow import NOT_SHOWN
 from train_core.engine.tracking.mlflow_server import failure_of
@@ -44,9 +43,10 @@ from train_core.storage.records.journal import Entry
 from train_core.storage.registered_models.decisions import decision_key, entry_of, gate_result
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import TrackingTiming
 from train_core.workloads.digits import Digits
 
-PATIENT = Timing(poll_s=0.05, max_backoff_s=0.1, down_after_s=60)
+PATIENT = TrackingTiming(poll_s=0.05, max_backoff_s=0.1, down_after_s=60)
 
 
 def answered(status: int) -> HTTPError:

@@ -18,8 +18,8 @@ from train_core.storage.coordination.heartbeat import (
     standing_still,
 )
 from train_core.storage.coordination.job_mailbox import Mailbox
-from train_core.storage.coordination.timing import Timing
 from train_core.storage.objects.store import Store
+from train_core.timing import CoordinationTiming
 
 UNREACHABLE = "unreachable"
 
@@ -71,7 +71,7 @@ def test_of_several_heartbeats_those_stand_still_that_do_not_move(
         reads[key] += 1
         return reads[key] // 2 if key in moving else 0
 
-    timing = Timing(lease_poll_interval_s=0.01)
+    timing = CoordinationTiming(lease_poll_interval_s=0.01)
     # One that never ends for want of a standstill ends once all have moved.
     standstill_s = 0.1 if still else 3600
     assert standing_still(store, {"a": 0, "b": 0}, read, standstill_s, timing) == still

@@ -17,8 +17,8 @@ from train_core.storage.coordination.job_mailbox import (
     caller_of,
     jobs_with_calls,
 )
-from train_core.storage.coordination.timing import TIMING
 from train_core.storage.objects.store import Store
+from train_core.timing import TIMING
 
 JOB = "run-a0001-0a1b2c3d"
 
@@ -114,5 +114,5 @@ def test_a_call_can_be_taken_back(store: Store) -> None:
 
 @given(waited_s=st.floats(0, 1e6))
 def test_an_answer_is_found_a_tenth_later_than_it_came_or_a_second(waited_s: float) -> None:
-    assert 0.1 <= TIMING.pause_s(waited_s) <= 1
-    assert TIMING.pause_s(waited_s) <= max(0.1, waited_s / 10)
+    assert 0.1 <= TIMING.coordination.pause_s(waited_s) <= 1
+    assert TIMING.coordination.pause_s(waited_s) <= max(0.1, waited_s / 10)

@@ -17,12 +17,12 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.coordination.holder import Holder, Life
 from train_core.storage.coordination.lease import Lease, LeaseHeartbeat
-from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retry_policy import DEFAULT
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, next_attempt
+from train_core.timing import TIMING, CoordinationTiming
 
 DRIVER = """
 import sys
@@ -102,7 +102,9 @@ class ImpatientStore(Store):
     """Takes a heartbeat only from who would not wait for long."""
 
     def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        assert "-beat" not in key or self.retry_policy.budget_s <= TIMING.standstill_s / 2
+        assert (
+            "-beat" not in key or self.retry_policy.budget_s <= TIMING.coordination.standstill_s / 2
+        )
         super().write(key, data, durable=durable)
 
 
@@ -145,7 +147,7 @@ class HoldsTheRelease(Store):
 
 def test_heartbeats_of_a_further_attempt_are_sent_while_the_storage_is_slow(tmp_path: Path) -> None:
     store = HoldsTheRelease(str(tmp_path))
-    held = lease.acquire(store, "run", timing=Timing(heartbeat_s=0.05))
+    held = lease.acquire(store, "run", timing=CoordinationTiming(heartbeat_s=0.05))
     advancing = threading.Thread(target=held.advance)
     with lease.alive(held):
         advancing.start()
@@ -181,7 +183,7 @@ def test_a_second_driver_is_refused_within_seconds_and_the_holder_is_named(
         begin = time.monotonic()
         with pytest.raises(RunBusyError, match=f"driven by process {driver.pid} on "):
             begin_attempt(folder)
-        assert time.monotonic() - begin < TIMING.standstill_s
+        assert time.monotonic() - begin < TIMING.coordination.standstill_s
     assert lease.newest_attempt(folder.store) == 1
 
 
@@ -193,7 +195,7 @@ def test_a_killed_driver_is_followed_at_once(folder: RunFolder) -> None:
         driver.wait()
         begin = time.monotonic()
         assert begin_attempt(folder).attempt == 2
-        assert time.monotonic() - begin < TIMING.standstill_s
+        assert time.monotonic() - begin < TIMING.coordination.standstill_s
 
 
 def test_a_killed_driver_that_nobody_waits_for_is_followed(local_folder: RunFolder) -> None:
@@ -206,7 +208,7 @@ def test_a_killed_driver_that_nobody_waits_for_is_followed(local_folder: RunFold
 def test_a_driver_that_ends_in_time_is_waited_for(local_folder: RunFolder) -> None:
     with driver_of(local_folder) as driver:
         assert said_by(driver) == "1"
-        ending = threading.Timer(TIMING.dying_grace_s / 6, driver.kill)
+        ending = threading.Timer(TIMING.coordination.dying_grace_s / 6, driver.kill)
         ending.start()
         assert begin_attempt(local_folder).attempt == 2
         ending.join()
@@ -218,7 +220,7 @@ def test_a_released_run_is_free_at_once(folder: RunFolder) -> None:
         driver.communicate("end\n", timeout=30)
     begin = time.monotonic()
     assert begin_attempt(folder).attempt == 2
-    assert time.monotonic() - begin < TIMING.standstill_s
+    assert time.monotonic() - begin < TIMING.coordination.standstill_s
 
 
 def test_a_process_with_the_number_of_a_dead_one_is_not_the_holder(
@@ -275,14 +277,18 @@ def test_a_holder_elsewhere_is_followed_once_its_heartbeat_stood_still(
         held.send_heartbeat()
     begin = time.monotonic()
     assert begin_attempt(local_folder).attempt == 2
-    assert TIMING.standstill_s <= time.monotonic() - begin < TIMING.standstill_s + 3
+    assert (
+        TIMING.coordination.standstill_s
+        <= time.monotonic() - begin
+        < TIMING.coordination.standstill_s + 3
+    )
 
 
 def test_a_holder_elsewhere_that_released_is_followed_at_once(folder: RunFolder) -> None:
     lease_elsewhere(folder).release()
     begin = time.monotonic()
     assert begin_attempt(folder).attempt == 2
-    assert time.monotonic() - begin < TIMING.standstill_s
+    assert time.monotonic() - begin < TIMING.coordination.standstill_s
 
 
 def test_a_replaced_attempt_cannot_commit(folder: RunFolder) -> None:
@@ -363,7 +369,7 @@ def test_an_attempt_that_nobody_made_is_over(local_folder: RunFolder) -> None:
 def test_heartbeats_are_sent_while_a_block_runs_and_the_run_is_free_after_it(
     local_folder: RunFolder,
 ) -> None:
-    held = begin_attempt(local_folder, timing=Timing(heartbeat_s=0.01))
+    held = begin_attempt(local_folder, timing=CoordinationTiming(heartbeat_s=0.01))
     has_beaten = threading.Event()
 
     class Listening(Store):
@@ -386,7 +392,7 @@ def test_heartbeats_are_sent_while_a_block_runs_and_the_run_is_free_after_it(
 def test_a_heartbeat_that_is_not_written_does_not_end_the_next_ones_and_is_logged_once(
     local_folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = begin_attempt(local_folder, timing=Timing(heartbeat_s=0.01))
+    held = begin_attempt(local_folder, timing=CoordinationTiming(heartbeat_s=0.01))
     second = threading.Event()
 
     class FailsTwice(Store):

@@ -19,15 +19,15 @@ from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.coordination import job_mailbox, pins
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
-from train_core.storage.coordination.timing import Timing
 from train_core.storage.objects.retry_policy import SHORT, RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import CALLS, PINS, PREDICTIONS, CheckpointName, JobName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
+from train_core.timing import CoordinationTiming
 
 STRICT = TrainConfig(monitor="validation/accuracy", keep_last=1, keep_best=1)
-AT_ONCE = Timing(mailbox_standstill_s=0)
+AT_ONCE = CoordinationTiming(mailbox_standstill_s=0)
 
 READER = """
 import sys

@@ -15,11 +15,11 @@ from train_core.client.runs import delete_run, prune_run
 from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.errors import RunBusyError, StorageError
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.timing import UPKEEP, Timing
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import UPKEEP, CoordinationTiming
 
-TIMING = Timing(standstill_s=1.0)
+TIMING = CoordinationTiming(standstill_s=1.0)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_holder_is_left_alone_whose_storage_could_be_read_only(tmp_path: Path)
     folder = RunFolder(str(tmp_path), "run")
     held = lease_elsewhere(folder)
     held.store = TakesNoWrites(folder.url)
-    held.timing = Timing(heartbeat_s=0.3)
+    held.timing = CoordinationTiming(heartbeat_s=0.3)
     TakesNoWrites.probed.clear()
     with lease.alive(held):
         TakesNoWrites.away.set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.errors import JobEndedError, StageError, StorageError
@@ -13,31 +12,12 @@ from train_core.requests import Request
 from train_core.stages import PREPARE, Answer, ArgumentsT, ResultT, Stage
 from train_core.storage.coordination.heartbeat import HeartbeatObserver
 from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
-from train_core.storage.coordination.timing import Timing as CoordinationTiming
 from train_core.storage.objects.store import Store
 from train_core.text.log_lines import WARNING
+from train_core.timing import Timing
 
 Say = Callable[[str], None]
 """Takes a line of the log."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Intervals and limits of a caller of a job, in seconds."""
-
-    coordination: CoordinationTiming = field(default_factory=CoordinationTiming)
-    """Of mailboxes, which all processes of a run share."""
-    cluster_wait_s: float = 60.0
-    """For a cluster that does not answer, if it had a job of the run before."""
-    job_poll_interval_s: float = 3.0
-    """Between two questions to Ray whether a cluster is there, or a job has ended."""
-    silent_s: float = 60.0
-    """A job counts as dead when its heartbeat stands still, and Ray says nothing, for so long."""
-    last_lines_s: float = 1.5
-    """For the end of a job's log: Ray reads it once a second."""
-
-
-TIMING = Timing()
 
 
 class Attachment:
@@ -84,7 +64,7 @@ class Attachment:
 
     def detach(self, *, waits: bool = True) -> None:
         """Send no more heartbeats, and follow the log no longer. It `waits` for the last lines."""
-        deadline = time.monotonic() + (self._timing.last_lines_s if waits else 0)
+        deadline = time.monotonic() + (self._timing.callers.last_lines_s if waits else 0)
         self._heartbeat.stop(max(deadline - time.monotonic(), 0))
         if self._log is not None:
             self._log.join(max(deadline - time.monotonic(), 0))
@@ -106,7 +86,7 @@ class Attachment:
                 if has_ended:
                     self.mailbox.cancel(name)
                     raise JobEndedError(stage.name, self._jobs.end_of(job))
-                if time.monotonic() - polled_at > self._timing.job_poll_interval_s:
+                if time.monotonic() - polled_at > self._timing.callers.job_poll_interval_s:
                     # Its last answer may have come just before.
                     has_ended = self._has_ended(heartbeat)
                     polled_at = time.monotonic()
@@ -128,7 +108,7 @@ class Attachment:
         heartbeat.observe(self.mailbox.heartbeat_of(THE_JOB), time.monotonic())
         if ended is False:
             heartbeat.restart(time.monotonic())
-        return bool(ended) or heartbeat.still_s(time.monotonic()) > self._timing.silent_s
+        return bool(ended) or heartbeat.still_s(time.monotonic()) > self._timing.callers.silent_s
 
     def _follow_log(self) -> None:
         last = ""

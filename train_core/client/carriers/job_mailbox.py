@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from train_core.client.carriers.attachment import TIMING, Attachment, Say, Timing
+from train_core.client.carriers.attachment import Attachment, Say
 from train_core.client.carriers.job_of_request import JobChoice, JobOfRun, JobOfScoring
 from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.entry_points import JOB
@@ -34,6 +34,7 @@ from train_core.storage.records.names import JobName
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import WARNING
 from train_core.text.shown_text import without_secrets
+from train_core.timing import TIMING, Timing
 
 
 class JobMailbox:
@@ -85,7 +86,7 @@ class JobMailbox:
         """
         self._end(waits=True)
         # They are about to end: what they took last is theirs.
-        wait(self._calls, self._timing.last_lines_s)
+        wait(self._calls, self._timing.callers.last_lines_s)
 
     def kill(self) -> None:
         """Detach from the job at once."""
@@ -203,7 +204,7 @@ class JobMailbox:
     def _cluster(self) -> RayJobs:
         """The cluster's jobs; where one was asked for before, it may be starting again."""
         was_there = any(JobName.parse(job) for job in jobs_with_calls(self._folder.store))
-        deadline = time.monotonic() + self._timing.cluster_wait_s
+        deadline = time.monotonic() + self._timing.callers.cluster_wait_s
         while True:
             self._check_closing()
             try:
@@ -214,7 +215,7 @@ class JobMailbox:
                 if time.monotonic() > deadline:
                     raise StageError("driver", str(error)) from error
                 self._say(f"{WARNING}waiting for the cluster: {error}")
-            self._is_closing.wait(self._timing.job_poll_interval_s)
+            self._is_closing.wait(self._timing.callers.job_poll_interval_s)
 
     def _say(self, line: str) -> None:
         self._on_log(without_secrets(line))

@@ -18,7 +18,7 @@ from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.reader import Assembly
 from train_core.engine.checkpoint.restore import newest_good
 from train_core.engine.checkpoint.state import TrainingState, frozen_paths, parameter_paths
-from train_core.engine.checkpoint.storing_thread import Save, SaveTiming, StoringThread
+from train_core.engine.checkpoint.storing_thread import Save, StoringThread
 from train_core.engine.distributed.control_message import RankRequests
 from train_core.engine.distributed.group import Group
 from train_core.engine.distributed.watchdog import Watchdog
@@ -36,6 +36,7 @@ from train_core.policy.checkpoints.save_schedule import (
 from train_core.policy.checkpoints.save_state import SaveState, SaveStatus
 from train_core.storage.run_folder import Commit
 from train_core.storage.run_writer import RunWriter
+from train_core.timing import TIMING, SaveTiming
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Checkpointer:
         model: nn.Module,
         journal: JournalBuffer,
         watchdog: Watchdog,
-        timing: SaveTiming | None = None,
+        timing: SaveTiming = TIMING.saving,
         is_grace_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.newest: Commit | None = None
@@ -73,7 +74,7 @@ class Checkpointer:
         self._model = model
         self._journal = journal
         self._watchdog = watchdog
-        self._timing = timing or SaveTiming()
+        self._timing = timing
         self._thread = StoringThread(run_writer, config, group, self._timing, is_grace_over)
         self._processors: tuple[str, ...] = ()
         self._status = SaveStatus()

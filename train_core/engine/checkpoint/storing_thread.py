@@ -35,6 +35,7 @@ from train_core.storage.records.manifest import CheckpointManifest, CommitFacts,
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import Commit
 from train_core.storage.run_writer import RunWriter
+from train_core.timing import SaveTiming
 
 _POLL_S = 0.2
 _T = TypeVar("_T")
@@ -43,20 +44,6 @@ _log = logging.getLogger(__name__)
 
 class NoTimeError(EvertrainError):
     """The training has to end before the storage took its checkpoint."""
-
-
-@dataclass(frozen=True)
-class SaveTiming:
-    """How long saving waits, and for what."""
-
-    retry_s: float = 5.0
-    """How soon after a checkpoint failed the next one is tried."""
-    insist_s: float = 600.0
-    """How long to retry a checkpoint that has a validation: ranks may wait in a collective."""
-    commit_timeout_s: float = 600.0
-    """How long rank 0 waits for the other ranks' files when its own are stored."""
-    close_timeout_s: float = 10.0
-    """How long a checkpoint in flight may take when the training ends with an error."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from train_core.engine.cluster.outcomes import Outcome, values
 from train_core.engine.cluster.rank_order import Rank, assign_ranks
 from train_core.engine.cluster.scaling import within_room
 from train_core.engine.cluster.slots import Layout, Slots
-from train_core.engine.cluster.timing import TIMING, Timing
 from train_core.engine.cluster.worker_calls import Calls
+from train_core.timing import TIMING, ClusterTiming
 
 _SMALLER_SCORING = "begin another run with a smaller eval_batch_size"
 _log = logging.getLogger(__name__)
@@ -33,7 +33,10 @@ class WorkerPool:
     """
 
     def __init__(
-        self, config: TrainConfig, preload: Sequence[str] = (), timing: Timing = TIMING
+        self,
+        config: TrainConfig,
+        preload: Sequence[str] = (),
+        timing: ClusterTiming = TIMING.cluster,
     ) -> None:
         self.timing = timing
         self._config = config

@@ -7,15 +7,17 @@ import time
 from typing import Any
 
 from train_core.config import LOCAL, TrainConfig, available_cpus
-from train_core.engine.cluster.timing import TIMING, Timing
 from train_core.errors import ResourceError
+from train_core.timing import TIMING, ClusterTiming
 
 # Ray counts in ten thousandths: 0.6 CPUs are three times 0.2.
 _ROUNDING = 1e-4
 _log = logging.getLogger(__name__)
 
 
-def check_resources(config: TrainConfig, retry_for_s: float = 0, timing: Timing = TIMING) -> None:
+def check_resources(
+    config: TrainConfig, retry_for_s: float = 0, timing: ClusterTiming = TIMING.cluster
+) -> None:
     """Raise ResourceError if this machine or the cluster can never have the workers' resources.
 
     The check of a cluster is retried for `retry_for_s`: nodes may still be joining it.

@@ -20,18 +20,18 @@ from train_core.engine.cluster.resources import (
     drained_under_workers,
     free_resources,
 )
-from train_core.engine.cluster.timing import Timing
 from train_core.policy.membership import (
     MembershipRules,
     has_room_for_more,
     reason_to_move,
     workers_to_begin,
 )
+from train_core.timing import ClusterTiming
 
 _log = logging.getLogger("train_core.driver")
 
 
-def membership_rules(config: TrainConfig, timing: Timing) -> MembershipRules:
+def membership_rules(config: TrainConfig, timing: ClusterTiming) -> MembershipRules:
     """How many workers the configuration wants."""
     return MembershipRules(
         fewest=config.fewest_workers,
@@ -58,7 +58,7 @@ def within_room(config: TrainConfig) -> TrainConfig:
 
 
 def number_of_workers(
-    config: TrainConfig, poll: Callable[[], int], check: Callable[[], None], timing: Timing
+    config: TrainConfig, poll: Callable[[], int], check: Callable[[], None], timing: ClusterTiming
 ) -> int:
     """With how many workers to begin now: waits until the fewest can be placed.
 
@@ -90,7 +90,7 @@ class ClusterWatch:
         ask_to_move: Callable[[str], None],
         config: TrainConfig,
         workers: int,
-        timing: Timing,
+        timing: ClusterTiming,
     ) -> None:
         self._ask_to_move = ask_to_move
         self._config = config

@@ -22,8 +22,8 @@ from train_core.engine.cluster.outcomes import (
     SilentWorkerError,
     failure_of,
 )
-from train_core.engine.cluster.timing import Timing
 from train_core.engine.cluster.worker_process import Actor
+from train_core.timing import ClusterTiming
 
 
 class Calls:
@@ -32,7 +32,7 @@ class Calls:
     A worker that has not answered for `silent_after_s` counts as dead; 0: none does.
     """
 
-    def __init__(self, silent_after_s: float, timing: Timing) -> None:
+    def __init__(self, silent_after_s: float, timing: ClusterTiming) -> None:
         self._timing = timing
         self.running: dict[int, tuple[Actor, ray.ObjectRef[Any]]] = {}
         """By slot: the worker and the result, in the order of their addition."""

@@ -16,7 +16,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 
 from pydantic import ValidationError
@@ -37,22 +36,6 @@ StopSource = Callable[[], StopRequest | None]
 
 Raises EvertrainError or OSError if it cannot be read now.
 """
-
-
-@dataclass(frozen=True)
-class StopTiming:
-    """The times of a stop, in seconds."""
-
-    poll_s: float = 1.0
-    """Between two polls of a rank for a request."""
-    end_s: float = 3.0
-    """Seconds of `grace_s` kept for ending when saving failed; at most half of it."""
-    close_s: float = 0.5
-    """How long a rank that gave up saving waits for each thread that a storage blocks."""
-
-    def time_to_save_s(self, grace_s: float) -> float:
-        """How long after a request to end the ranks try to save."""
-        return max(grace_s - self.end_s, grace_s / 2)
 
 
 class StopRequests:

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Self
 
 from train_core.engine.driver.attempts.supervisor import Supervisor
-from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.storage.cleanup.dead_scorers import clearing_dead_scorers
@@ -16,6 +15,7 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
+from train_core.timing import TIMING, Timing
 
 _log = logging.getLogger("train_core.driver")
 

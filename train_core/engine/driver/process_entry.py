@@ -26,10 +26,10 @@ from train_core.engine.driver.pipe_transport import PipeTransport
 from train_core.engine.driver.ray_session import LocalRaySession
 from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
-from train_core.engine.driver.timing import TIMING, Timing
 from train_core.proxies import ask_loopback_directly
 from train_core.requests import Request
 from train_core.text.log_lines import set_up_logging
+from train_core.timing import TIMING, Timing
 
 _log = logging.getLogger("train_core.driver")
 

@@ -14,9 +14,8 @@ from train_core.config import TrainConfig
 from train_core.described_errors import describe, rebuild
 from train_core.engine.cluster.resources import check_resources, fits_here, with_gpus
 from train_core.engine.cluster.runtime import POOL_SETTINGS, RaySettings
-from train_core.engine.driver.timing import TIMING, Timing
-from train_core.engine.ray_train.timing import Timing as FunctionTiming
 from train_core.entry_points import MEASURE_SHARD, TRAIN
+from train_core.timing import TIMING, FunctionTiming, Timing
 
 if TYPE_CHECKING:
     from train_core.engine.cluster.pool import WorkerPool

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack
 from train_core.engine.cluster.resources import with_gpus
 from train_core.engine.driver.ray_session import RaySession
 from train_core.engine.driver.server import StageHandlers
-from train_core.engine.driver.timing import TIMING, Timing
 from train_core.requests import Prepared, ScoringRequest
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.stages import INFER, InferArguments
@@ -16,6 +15,7 @@ from train_core.storage.cleanup.dead_scorers import clearing_dead_scorers
 from train_core.storage.coordination.pins import pinned
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import ResultWriter
+from train_core.timing import TIMING, Timing
 
 
 class ScoringStages(StageHandlers):

@@ -15,7 +15,6 @@ from train_core.engine.driver.ray_session import RaySession
 from train_core.engine.driver.scoring_stages import ScoringStages, pinned_summaries
 from train_core.engine.driver.server import StageHandlers, Stages
 from train_core.engine.driver.timeline import EVALUATED, RAY_UP, WORKERS_READY, Timeline
-from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.errors import StageError
 from train_core.policy.checkpoints.selection import unmeasured
@@ -47,6 +46,7 @@ from train_core.stages import (
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.cleanup.retention_of_run import finalists_of
 from train_core.storage.run_folder import Commit, RunFolder
+from train_core.timing import TIMING, Timing
 
 if TYPE_CHECKING:
     from train_core.engine.cluster.pool import WorkerPool

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from train_core.config import TrainConfig
-from train_core.engine.ray_train.timing import TIMING, Timing
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.run_record import Origin
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
+from train_core.timing import TIMING, FunctionTiming
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FunctionTask:
     """The folder of another run that it gives while this one has none; with its login."""
     has_validation: bool = False
     """Whether there is a validation function."""
-    timing: Timing = TIMING
+    timing: FunctionTiming = TIMING.functions
 
     @property
     def group(self) -> str:

@@ -22,7 +22,6 @@ from ray.train import Checkpoint, ValidationConfig
 from train_core.config import TrainConfig
 from train_core.engine.ray_train.reports.plain_metrics import numbers_and_texts, plain
 from train_core.engine.ray_train.reports.reported_folder import filesystem_of
-from train_core.engine.ray_train.timing import TIMING, Timing
 from train_core.engine.ray_train.trainer import new_trainer
 from train_core.policy.metric_names import VALIDATION
 from train_core.storage.coordination import pins
@@ -31,6 +30,7 @@ from train_core.storage.records.manifest import EvaluationManifest
 from train_core.storage.records.names import REPORTED_FOLDER, validation_key
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import ResultWriter
+from train_core.timing import TIMING, FunctionTiming
 
 _log = logging.getLogger("train_core.driver")
 
@@ -42,7 +42,9 @@ class _EndedError(Exception):
 class Validations:
     """Runs a trainer's validation function, on one checkpoint after the other, oldest first."""
 
-    def __init__(self, folder: RunFolder, config: TrainConfig, timing: Timing = TIMING) -> None:
+    def __init__(
+        self, folder: RunFolder, config: TrainConfig, timing: FunctionTiming = TIMING.functions
+    ) -> None:
         self._folder, self._timing = folder, timing
         self._function = new_trainer(config).validation_config if config.trainer else None
         self._ended = threading.Event()

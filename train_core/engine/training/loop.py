@@ -21,13 +21,13 @@ from train_core.engine.checkpoint.checkpointer import Checkpointer
 from train_core.engine.checkpoint.progress import Progress
 from train_core.engine.checkpoint.snapshot import check_savable
 from train_core.engine.checkpoint.state import TrainingState
-from train_core.engine.checkpoint.storing_thread import NoTimeError, SaveTiming
+from train_core.engine.checkpoint.storing_thread import NoTimeError
 from train_core.engine.data.train_loader import TrainLoader
 from train_core.engine.distributed.control_message import ControlMessage, RankRequests
 from train_core.engine.distributed.fsdp import check_passes
 from train_core.engine.distributed.group import Group, use_deterministic_algorithms
 from train_core.engine.distributed.processor import UNKNOWN, continued_on
-from train_core.engine.distributed.stop_requests import StopRequests, StopSource, StopTiming
+from train_core.engine.distributed.stop_requests import StopRequests, StopSource
 from train_core.engine.distributed.watchdog import Watchdog
 from train_core.engine.training.agreement import AgreedRequests, PendingStep
 from train_core.engine.training.learner import Learner
@@ -44,6 +44,7 @@ from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
+from train_core.timing import TIMING, Timing
 from train_core.workload import Batch
 
 STREAMS = "streams"
@@ -67,8 +68,7 @@ class Trainer:
         *,
         loaded: LoadedWorkload | None = None,
         stop_source: StopSource | None = None,
-        timing: SaveTiming | None = None,
-        stop_timing: StopTiming | None = None,
+        timing: Timing = TIMING,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
         record = folder.record() if folder.exists() else None
@@ -95,9 +95,9 @@ class Trainer:
         run_writer = RunWriter(folder, attempt)
         self.records = TrainRecords(run_writer, config, plan, is_enabled=group.is_rank0)
         source = stop_source or partial(stop_request, folder.store, attempt)
-        self._stop_timing = stop_timing or StopTiming()
-        self.stop_requests = StopRequests(source, self._stop_timing.poll_s, logs=group.is_rank0)
-        time_to_save_s = self._stop_timing.time_to_save_s(config.grace_s)
+        self._timing = timing
+        self.stop_requests = StopRequests(source, timing.stopping.poll_s, logs=group.is_rank0)
+        time_to_save_s = timing.stopping.time_to_save_s(config.grace_s)
         self.watchdog = Watchdog(config.hang_timeout_s)
         self.state = self._all_state()
         """All that the next step depends on."""
@@ -109,7 +109,7 @@ class Trainer:
             self.learner.model,
             self.records.journal,
             self.watchdog,
-            timing,
+            timing.saving,
             is_grace_over=partial(self.stop_requests.is_grace_over, time_to_save_s),
         )
         self.agreed = AgreedRequests(group, self.progress, self.records, self.checkpointer)
@@ -146,7 +146,7 @@ class Trainer:
     def close(self) -> None:
         """End all threads and processes."""
         self.watchdog.rest()
-        timeout_s = None if self.has_saved else self._stop_timing.close_s
+        timeout_s = None if self.has_saved else self._timing.stopping.close_s
         with ExitStack() as last_first:
             last_first.callback(self.loader.close)
             last_first.callback(self.learner.close)

@@ -11,16 +11,16 @@ from train_core.storage.cleanup.orphans import delete_unfinished_results
 from train_core.storage.coordination import pins
 from train_core.storage.coordination.heartbeat import standing_still
 from train_core.storage.coordination.job_mailbox import Mailbox, heartbeats_of_scorers
-from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import TIMING, CoordinationTiming
 
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
 def clearing_dead_scorers(
-    folder: RunFolder, own: str = "", *, timing: Timing = TIMING
+    folder: RunFolder, own: str = "", *, timing: CoordinationTiming = TIMING.coordination
 ) -> Iterator[None]:
     """Delete, at the end, what jobs left that only scored and died together with their callers.
 
@@ -38,7 +38,7 @@ def clearing_dead_scorers(
 
 
 def _clear_dead_scorers(
-    folder: RunFolder, before: dict[str, dict[str, int]], timing: Timing
+    folder: RunFolder, before: dict[str, dict[str, int]], timing: CoordinationTiming
 ) -> None:
     # A driver that is about to end does not wait for a storage that does not answer.
     folder = folder.with_retries(SHORT)

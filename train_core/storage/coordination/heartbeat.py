@@ -18,10 +18,10 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 
 from train_core.errors import StorageError
-from train_core.storage.coordination.timing import Timing
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import Count
 from train_core.storage.records.names import LEASES
+from train_core.timing import CoordinationTiming
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
@@ -103,7 +103,7 @@ def standing_still(
     since: Mapping[_K, _T],
     read: Callable[[_K], _T],
     standstill_s: float,
-    timing: Timing,
+    timing: CoordinationTiming,
 ) -> list[_K]:
     """Which heartbeats stand still for long: what `read` gives of their keys stays as in `since`.
 

@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from train_core.errors import StorageError
 from train_core.storage.coordination.heartbeat import Heartbeat, HeartbeatSender
-from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import SMALL_BYTES, read_document
 from train_core.storage.records.names import CALLS, JobName
+from train_core.timing import TIMING, CoordinationTiming
 
 THE_JOB = "job"
 _MOST_BYTES = 16 * 2**20
@@ -75,7 +75,12 @@ class Mailbox:
     """
 
     def __init__(
-        self, store: Store, job: str, caller: str = "", *, timing: Timing = TIMING
+        self,
+        store: Store,
+        job: str,
+        caller: str = "",
+        *,
+        timing: CoordinationTiming = TIMING.coordination,
     ) -> None:
         self.job = job
         self.timing = timing

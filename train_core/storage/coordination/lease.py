@@ -20,7 +20,6 @@ from functools import partial
 from train_core.errors import CheckpointError, FencedError, RunBusyError
 from train_core.storage.coordination.heartbeat import Heartbeat, HeartbeatSender, standing_still
 from train_core.storage.coordination.holder import Holder, Life, judge
-from train_core.storage.coordination.timing import TIMING, Timing
 from train_core.storage.objects.retry_policy import SHORT, RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import (
@@ -31,6 +30,7 @@ from train_core.storage.records.documents import (
     read_document,
 )
 from train_core.storage.records.names import LEASES, LeaseName
+from train_core.timing import TIMING, CoordinationTiming
 
 
 class LeaseHeartbeat(Heartbeat):
@@ -53,7 +53,7 @@ class Lease:
     end: str = ""
     """How the run ended before, if that is known; to be set anew before the release."""
     holder: Holder = field(default_factory=Holder.here)
-    timing: Timing = TIMING
+    timing: CoordinationTiming = TIMING.coordination
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send_heartbeat(self) -> None:
@@ -100,7 +100,9 @@ class Lease:
         )
 
 
-def acquire(store: Store, run: str, above: int = 0, *, timing: Timing = TIMING) -> Lease:
+def acquire(
+    store: Store, run: str, above: int = 0, *, timing: CoordinationTiming = TIMING.coordination
+) -> Lease:
     """Take the run for a new attempt, or raise RunBusyError.
 
     Attempts up to `above` count as done: their files were copied here.
@@ -208,7 +210,9 @@ def alive(held: Lease) -> Iterator[None]:
         sender.stop()
 
 
-def wait_until_free(store: Store, run: str, attempt: int, timing: Timing = TIMING) -> str:
+def wait_until_free(
+    store: Store, run: str, attempt: int, timing: CoordinationTiming = TIMING.coordination
+) -> str:
     """Return when nobody drives the run any more: how it ended, if that is known.
 
     Raises RunBusyError, which names the holder, within seconds if one does.

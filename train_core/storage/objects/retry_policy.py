@@ -7,14 +7,11 @@ it asks for credentials again, and so do the clients of other storages.) So a co
 file begins anew where a part of it fails; obstore, which moves a checkpoint's large files, repeats
 a part by itself.
 
-For a slow storage these numbers matter, too: `storage/coordination/timing.py` (takeover, mailbox),
-`SaveTiming` in `engine/checkpoint/storing_thread.py` (commits), `config/checkpoint_options.py`
-(`grace_s`, `max_unsaved_s`, `hang_timeout_s`, `checkpoint_backpressure`),
-`engine/ray_train/timing.py` (reports of training functions), `engine/distributed/rendezvous.py`
-(collectives), `engine/driver/timing.py` (stop requests, jobs), `client/carriers/attachment.py`
-(callers of jobs), `transfer.py` and `backends/s3_client.py` (parts and connections), `StopTiming`
-in `engine/distributed/stop_requests.py` (the end of a training),
-`engine/tracking/delivery/delivery_thread.py` (MLflow).
+For a slow storage these numbers matter, too: `train_core/timing.py` (takeover, mailbox, commits,
+requests to stop, jobs, reports of training functions, MLflow),
+`config/checkpoint_options.py` (`grace_s`, `max_unsaved_s`, `hang_timeout_s`),
+`engine/distributed/rendezvous.py` (collectives), `transfer.py` and
+`backends/s3_client.py` (parts and connections).
 """
 
 from __future__ import annotations

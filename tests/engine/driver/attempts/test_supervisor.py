@@ -16,13 +16,13 @@ from tests.engine.digests import digest_of_training
 from tests.storage.doubles.faulty_store import LOOK, FaultyStore
 from train_core import TrainConfig
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
-from train_core.engine.driver.timing import Timing
 from train_core.errors import GaveUpError, StoppedError, UserCodeError
 from train_core.policy.restarts import Ended, RestartRules
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.stop_request import StopRequest, ask_to_stop
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
+from train_core.timing import Timing
 
 ASKED: dict[str, Any] = {
     "workload": "tests.engine.tiny:Tiny",

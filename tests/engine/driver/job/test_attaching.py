@@ -32,7 +32,6 @@ from tests.flows.mlflow_side import shown_at
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from tests.web import refusing_proxy
 from train_core import TrainConfig
-from train_core.client.carriers.attachment import TIMING
 from train_core.client.carriers.job_mailbox import JobMailbox
 from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.client.driver_handle import Driver
@@ -50,6 +49,7 @@ from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.coordination import job_mailbox, lease, pins
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import TIMING
 
 pytestmark = pytest.mark.timeout(600)
 

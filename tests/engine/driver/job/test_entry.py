@@ -20,7 +20,6 @@ from train_core.engine.driver.job.mailbox_transport import MailboxTransport
 from train_core.engine.driver.ray_session import ClusterRaySession
 from train_core.engine.driver.server import Stages, StageServer
 from train_core.engine.driver.stages import stages_of
-from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import (
     ConfigError,
     NotFiniteError,
@@ -31,14 +30,14 @@ from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared, Request
 from train_core.stages import Answer
 from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
-from train_core.storage.coordination.timing import Timing as MailboxTiming
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import TIMING, CoordinationTiming, Timing
 
 JOB = "run-a0001-0a1b2c3d"
 JUNK = f"{'0' * 32}-0001"
-MAILBOX = MailboxTiming()
-QUICK = MailboxTiming(mailbox_heartbeat_s=0.2, mailbox_standstill_s=3.0)
+MAILBOX = CoordinationTiming()
+QUICK = CoordinationTiming(mailbox_heartbeat_s=0.2, mailbox_standstill_s=3.0)
 """Heartbeats are read more often, and missed sooner."""
 
 pytestmark = pytest.mark.timeout(60)
@@ -73,7 +72,7 @@ def of_a_job(request: Request) -> Stages:
 
 
 def transport_of(
-    folder: RunFolder, first: str, timing: Timing = TIMING, mailbox: MailboxTiming = MAILBOX
+    folder: RunFolder, first: str, timing: Timing = TIMING, mailbox: CoordinationTiming = MAILBOX
 ) -> MailboxTransport:
     return MailboxTransport(Mailbox(folder.store, JOB, THE_JOB, timing=mailbox), first, timing)
 
@@ -186,7 +185,7 @@ def test_a_caller_that_comes_while_another_one_closes_keeps_the_job(folder: RunF
 
 
 @dataclass(frozen=True)
-class OneLongPause(MailboxTiming):
+class OneLongPause(CoordinationTiming):
     """The job looks for calls again after ten minutes, unless it is woken; soon after that."""
 
     has_begun: threading.Event = field(default_factory=threading.Event)
@@ -321,7 +320,7 @@ def test_a_job_takes_the_call_that_it_was_started_with_before_any_other(folder: 
 
 @pytest.mark.promise("last-caller")
 def test_a_job_that_nobody_calls_any_more_ends(folder: RunFolder) -> None:
-    soon, missed_soon = replace(TIMING, linger_s=1.0), MailboxTiming(mailbox_standstill_s=1.0)
+    soon, missed_soon = replace(TIMING, linger_s=1.0), CoordinationTiming(mailbox_standstill_s=1.0)
     name = Mailbox(folder.store, JOB).ask("explode", {})
     with ThreadPoolExecutor(1) as pool:
         assert (
@@ -389,7 +388,7 @@ def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
 ) -> None:
     monkeypatch.setattr(AwayStore, "keeps_waiting", keeps_waiting)
     soon = replace(TIMING, linger_s=1.0)
-    missed_soon = MailboxTiming(mailbox_heartbeat_s=0.2, mailbox_standstill_s=1.0)
+    missed_soon = CoordinationTiming(mailbox_heartbeat_s=0.2, mailbox_standstill_s=1.0)
     job = RunFolder(folder.storage, "run")
     job.store = AwayStore(folder.url)
     # Its heart cannot beat either, where it has to wait.

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from train_core.engine.tracking.delivery.delivery_thread import Delivery, Outage, Timing
+from train_core.engine.tracking.delivery.delivery_thread import Delivery, Outage
+from train_core.timing import TrackingTiming
 
-QUICK = Timing(poll_s=0.01, max_backoff_s=0.02, down_after_s=0.1)
+QUICK = TrackingTiming(poll_s=0.01, max_backoff_s=0.02, down_after_s=0.1)
 
 
 class ListSender:
@@ -55,7 +56,7 @@ class SlowSender(ListSender):
 
 
 @contextmanager
-def delivering(sender: ListSender, timing: Timing = QUICK) -> Iterator[Delivery]:
+def delivering(sender: ListSender, timing: TrackingTiming = QUICK) -> Iterator[Delivery]:
     delivery = Delivery("delivering", sender, timing)
     delivery.start()
     try:
@@ -118,7 +119,7 @@ def test_what_failed_is_tried_again_and_an_outage_is_one_warning(
 ) -> None:
     sender = ListSender(fails=range(1, 4))
     sender.committed.append(1)
-    patient = Timing(poll_s=0.01, max_backoff_s=0.02)
+    patient = TrackingTiming(poll_s=0.01, max_backoff_s=0.02)
     with caplog.at_level(logging.WARNING), delivering(sender, patient) as delivery:
         assert delivery.flush(30)
     assert sender.delivered == [1]

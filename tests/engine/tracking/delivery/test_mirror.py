@@ -18,7 +18,6 @@ from tests.engine.ranks.without_ray import stages_without_ray
 from tests.engine.tracking.run_builder import RunBuilder, entry
 from train_core.config import TrainConfig
 from train_core.engine.driver.held_run import HeldRun
-from train_core.engine.tracking.delivery.delivery_thread import Timing
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
@@ -27,8 +26,9 @@ from train_core.storage.records.data_files import SourceRecord
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run, quarantine
+from train_core.timing import TrackingTiming
 
-OFTEN = Timing(poll_s=0.1)
+OFTEN = TrackingTiming(poll_s=0.1)
 
 
 def mirror_once(run: RunBuilder, uri: str, status: EndStatus = EndStatus.FINISHED) -> Mirror:

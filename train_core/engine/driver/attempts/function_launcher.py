@@ -16,7 +16,6 @@ from train_core.engine.data.recorded_workload import with_login
 from train_core.engine.distributed.rendezvous import RendezvousStore
 from train_core.engine.distributed.stop_requests import post_stop
 from train_core.engine.driver.attempts.supervisor import Attempt, AttemptOutcome
-from train_core.engine.driver.timing import TIMING, Timing
 from train_core.engine.ray_train.attempt import ABORT, start_fit
 from train_core.engine.ray_train.init_folder import pinned_origin
 from train_core.engine.ray_train.reports.committer import commit_reports, uncovered_entries
@@ -28,6 +27,7 @@ from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, quarantine
+from train_core.timing import TIMING, Timing
 
 _log = logging.getLogger("train_core.driver")
 

@@ -17,7 +17,6 @@ from typing import Protocol, assert_never
 
 from train_core.config import TrainConfig
 from train_core.engine.distributed.stop_requests import StopRequests
-from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import FencedError, GaveUpError, StoppedError, StorageError
 from train_core.policy.restarts import (
     Asked,
@@ -36,6 +35,7 @@ from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter, next_attempt
 from train_core.storage.runs_of_storage import is_training_finished
+from train_core.timing import TIMING, Timing
 
 _log = logging.getLogger("train_core.driver")
 

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Mapping
 
-from train_core.engine.driver.timing import Timing
 from train_core.errors import StorageError
 from train_core.storage.coordination.heartbeat import HeartbeatObserver
 from train_core.storage.coordination.job_mailbox import Mailbox
+from train_core.timing import Timing
 
 _log = logging.getLogger("train_core.driver")
 

@@ -18,7 +18,6 @@ from train_core.engine.driver.job.mailbox_transport import MailboxTransport
 from train_core.engine.driver.ray_session import ClusterRaySession
 from train_core.engine.driver.server import StageServer
 from train_core.engine.driver.stages import stages_of
-from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import ConfigError
 from train_core.inside import mark_this_process
 from train_core.policy.end_status import EndStatus
@@ -26,6 +25,7 @@ from train_core.proxies import ask_loopback_directly
 from train_core.storage.coordination.job_mailbox import THE_JOB, Mailbox
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import set_up_logging
+from train_core.timing import TIMING, Timing
 
 _log = logging.getLogger("train_core.driver")
 

@@ -19,12 +19,12 @@ from typing import Any
 from train_core.described_errors import describe, rebuild
 from train_core.engine.driver.job.caller_heartbeats import Callers
 from train_core.engine.driver.job.shared_request import refuse_another
-from train_core.engine.driver.timing import TIMING, Timing
 from train_core.errors import ConfigError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import Prepared, Request
 from train_core.stages import CLOSE, PREPARE, Answer
 from train_core.storage.coordination.job_mailbox import Call, Mailbox, caller_of
+from train_core.timing import TIMING, Timing
 
 _NO_CALLER = ""
 _log = logging.getLogger("train_core.driver")

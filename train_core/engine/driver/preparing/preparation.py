@@ -23,7 +23,6 @@ from train_core.engine.driver.preparing.preflight import (
 from train_core.engine.driver.preparing.rehearsing import rehearsed
 from train_core.engine.driver.preparing.unchanged import run_that_has_it
 from train_core.engine.driver.ray_session import RaySession
-from train_core.engine.driver.timing import Timing
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared
@@ -34,6 +33,7 @@ from train_core.storage.registered_models.decisions import newest_result, questi
 from train_core.storage.run_checks import check_flow_run, check_leftovers
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
+from train_core.timing import Timing
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import Any
 from torch.distributed import DistStoreError, PrefixStore  # type: ignore[attr-defined]  # the stub lacks it
 
 from train_core.engine.distributed.rendezvous import Membership, connect
-from train_core.engine.ray_train.timing import TIMING
 from train_core.errors import UserCodeError
+from train_core.timing import TIMING
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class ReportChannel:
     After a wait of `long_wait_s`, a rank that sends something else is looked for.
     """
 
-    def __init__(self, own: Membership, long_wait_s: float = TIMING.long_wait_s) -> None:
+    def __init__(self, own: Membership, long_wait_s: float = TIMING.functions.long_wait_s) -> None:
         self._long_wait = timedelta(seconds=long_wait_s)
         self._rank, self._world_size = own.rank, own.world_size
         with _driver_may_be_lost():

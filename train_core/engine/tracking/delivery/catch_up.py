@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from train_core.engine.tracking.delivery.delivery_thread import TIMING, Timing
 from train_core.engine.tracking.delivery.mirror import Mirror, mlflow_tracker
 from train_core.engine.tracking.delivery.run_sender import LoadTracker
 from train_core.errors import TrackingError
@@ -10,10 +9,10 @@ from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri
 from train_core.results import Tracking
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.timing import UPKEEP
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import read_report
 from train_core.storage.runs_of_storage import is_run_finished
+from train_core.timing import TIMING, UPKEEP, TrackingTiming
 
 
 def catch_up_at(run_url: str, tracking_uri: str) -> Tracking:
@@ -24,7 +23,7 @@ def catch_up_at(run_url: str, tracking_uri: str) -> Tracking:
 def catch_up(
     folder: RunFolder,
     tracking_uri: str,
-    timing: Timing = TIMING,
+    timing: TrackingTiming = TIMING.tracking,
     load_tracker: LoadTracker = mlflow_tracker,
 ) -> Tracking:
     """Send MLflow the parts of the run that it missed; return where MLflow shows the run.

@@ -12,32 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from train_core.timing import TrackingTiming
+
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """The times of mirroring, in seconds."""
-
-    poll_s: float = 1.0
-    """How often the sender is asked for something new."""
-    sample_s: float = 10.0
-    """How often the machine's load is measured."""
-    max_backoff_s: float = 60.0
-    """How rarely an attempt is made in a long outage."""
-    down_after_s: float = 5.0
-    """After so long an outage, `flush` and `close` wait no longer."""
-    check_s: float = 15.0
-    """How long `check` waits for the server's first answer."""
-    flush_s: float = 60.0
-    """How long `flush` waits by default."""
-    close_s: float = 30.0
-    """How long `close` waits by default."""
-    catch_up_s: float = 3600.0
-    """How long it may take to send the whole history of a run."""
-
-
-TIMING = Timing()
 
 
 @dataclass(frozen=True)
@@ -83,7 +60,7 @@ class Delivery:
     `what` names the work in log messages about failures, as "mirroring into MLflow".
     """
 
-    def __init__(self, what: str, sender: Sender, timing: Timing) -> None:
+    def __init__(self, what: str, sender: Sender, timing: TrackingTiming) -> None:
         self._what = what
         self._sender = sender
         self._timing = timing

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from train_core.engine.tracking.delivery.delivery_thread import TIMING, Delivery, Timing
+from train_core.engine.tracking.delivery.delivery_thread import Delivery
 from train_core.engine.tracking.delivery.run_sender import LoadTracker, RunSender
 from train_core.engine.tracking.tracker import Tracker
 from train_core.policy.end_status import EndStatus
 from train_core.results import Tracking
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import TIMING, TrackingTiming
 
 if TYPE_CHECKING:
     from train_core.config import TrainConfig
@@ -50,7 +51,7 @@ class Mirror:
         *,
         is_live: bool = True,
         job_url: str = "",
-        timing: Timing = TIMING,
+        timing: TrackingTiming = TIMING.tracking,
         load_tracker: LoadTracker = mlflow_tracker,
     ) -> None:
         self._folder = folder
