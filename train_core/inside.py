@@ -6,13 +6,16 @@ driver that `fit` started: each driver would start another one.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from train_core.errors import EvertrainError, WorkloadError, of_stage
 from train_core.search_path import environment, find_in_current_directory
@@ -63,16 +66,31 @@ def users_code_in_command(command: str, module: str) -> Iterator[None]:
 
 @contextmanager
 def _stdout_discarded() -> Iterator[None]:
-    sys.stdout.flush()
+    _flush_stdout()
     stdout = os.dup(1)
     try:
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        with redirect_stdout(_nowhere()):
             # Of libraries written in C, and of programs.
-            os.dup2(nowhere.fileno(), 1)
+            os.dup2(_nowhere().fileno(), 1)
             yield
     finally:
+        # What they hold back was printed in the block.
+        _flush_stdout()
         os.dup2(stdout, 1)
         os.close(stdout)
+
+
+@cache
+def _nowhere() -> IO[str]:
+    """Never closed: a handler of logs that a module has made may keep it."""
+    return Path(os.devnull).open("w")
+
+
+def _flush_stdout() -> None:
+    for stream in {sys.stdout, sys.__stdout__}:
+        if stream is not None:
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
 
 
 def refuse_inside() -> None:

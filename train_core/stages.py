@@ -180,4 +180,4 @@ PUBLISH = Stage("publish", PublishArguments, Answer[Report], "publish {request.r
 """Write report.json, and the figures, the model and the outcome into MLflow."""
 
 STAGES: tuple[Stage[Any, Any], ...] = (TRAIN, EVALUATE, INFER, GATE, PROMOTE, PUBLISH)
-"""Those that a flow has as tasks, in the order in which a run has them first."""
+"""The stages that a flow starts as tasks, in the order in which a run has them first."""

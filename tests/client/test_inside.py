@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import subprocess
 import sys
@@ -120,6 +122,12 @@ def test_what_it_prints_in_a_command_is_no_part_of_the_commands_output(
         sys.stdout.write("by Python\n")
         os.write(1, b"by a library written in C\n")
         subprocess.run(["echo", "by a program"], check=True)
+        # Both hold it back until later.
+        ctypes.CDLL(None).printf(b"buffered by the library\n")
+        assert sys.__stdout__ is not None
+        sys.__stdout__.write("by a stream that was there before\n")
+        handler = logging.StreamHandler(sys.stdout)
+    handler.emit(logging.makeLogRecord({"msg": "by a handler that was made inside"}))
     sys.stdout.write("the result\n")
     assert capfd.readouterr() == ("the result\n", "")
 

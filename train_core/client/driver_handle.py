@@ -88,9 +88,9 @@ class Driver:
         """
         timeout_s += self.request.config.grace_s
         if self.carrier.is_alive:
-            closing = self.carrier.call(CLOSE, CLOSE.arguments(status=status))
             try:
                 with suppress(TimeoutError, EvertrainError):
+                    closing = self.carrier.call(CLOSE, CLOSE.arguments(status=status))
                     closing.result(timeout_s)
             except BaseException:
                 # An interrupt of the wait, as by a second Ctrl-C, asks for the end at once.

@@ -17,6 +17,7 @@ from tests.engine.ranks.processes import files, ranks
 from tests.engine.training.test_exact import CONFIG
 from train_core.config import TrainConfig
 from train_core.engine.checkpoint.checkpointer import Checkpointer
+from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.training.loop import Trainer
 from train_core.errors import StorageError
@@ -69,7 +70,8 @@ class WatchedTrainer(Trainer):
 def prepared(storage_url: str, store: type[Store], **config: Any) -> tuple[RunFolder, TrainConfig]:
     """A run of five steps with a validation after the last one."""
     given: dict[str, Any] = {"workload": "tests.engine.tiny:Tiny", "batch_size": 32}
-    asked = TrainConfig(**given | {"checkpoint_every_steps": 1, "keep_last": 99} | config)
+    given |= {"checkpoint_every_steps": 1, "keep_last": 99}
+    asked = with_monitor(TrainConfig(**given | config))
     folder = RunFolder(storage_url, "run")
     folder.store = store(folder.url)
     create(folder, asked)

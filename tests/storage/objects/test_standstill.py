@@ -163,6 +163,6 @@ def test_what_can_wait_does_not_take_a_run_whose_holder_has_lost_the_storage(
         finally:
             waiting.cancel()
     assert SilentFor.is_over.is_set()
-    assert UPKEEP.standstill_s > lease.TIMING.standstill_s
+    assert UPKEEP.standstill_s > lease.TIMING.coordination.standstill_s
     assert lease.newest_attempt(folder.store) == 2
     assert folder.exists()

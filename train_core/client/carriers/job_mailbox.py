@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,6 @@ from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.entry_points import JOB
 from train_core.errors import (
     ConfigError,
-    EvertrainError,
     JobEndedError,
     ResourceError,
     StageError,
@@ -57,7 +57,7 @@ class JobMailbox:
         self._is_closing = threading.Event()
         self._has_ended = threading.Event()
         self._calls: list[Future[Any]] = []
-        """All that were made; the first is `prepare`, for which the others wait."""
+        """All calls of this carrier; the first is `prepare`, for which the others wait."""
 
     @property
     def is_alive(self) -> bool:
@@ -87,10 +87,18 @@ class JobMailbox:
         self._end(waits=True)
         # They are about to end: what they took last is theirs.
         wait(self._calls, self._timing.callers.last_lines_s)
+        self._fail_calls()
 
     def kill(self) -> None:
         """Detach from the job at once."""
         self._end(waits=False)
+        self._fail_calls()
+
+    def _fail_calls(self) -> None:
+        """Let nobody wait any longer, as for a cluster that does not answer."""
+        for call in self._calls:
+            with suppress(InvalidStateError):
+                call.set_exception(StageError("driver", "the driver ends: it waits for no job"))
 
     def _end(self, *, waits: bool) -> None:
         with self._lock:
@@ -166,13 +174,13 @@ class JobMailbox:
     def _submit(self, jobs: RayJobs, asking: Attachment) -> bool:
         """Whether the job that is asked runs now: this caller's, or another one's of that name."""
         job = asking.mailbox.job
+        asked = self._request.config.model_dump(mode="json", include={"runtime_env"})
         command = ["python", "-P", "-m", JOB]
         command += [self._request.storage, self._request.run, job, asking.first]
         try:
             self._check_closing()
-            runtime_env = self._request.config.runtime_env
-            is_new = jobs.submit(job, command, _with_search_path(runtime_env))
-        except EvertrainError:
+            is_new = jobs.submit(job, command, _with_search_path(asked["runtime_env"]))
+        except BaseException:
             asking.cancel()
             raise
         if is_new:
@@ -181,7 +189,7 @@ class JobMailbox:
         # Somebody else has submitted the same just before.
         try:
             return jobs.is_running(job)
-        except EvertrainError:
+        except BaseException:
             asking.detach()
             raise
 
@@ -231,10 +239,14 @@ def _in_thread(work: Callable[[], ResultT]) -> Future[ResultT]:
     end: Future[ResultT] = Future()
 
     def run() -> None:
-        try:
-            end.set_result(work())
-        except BaseException as error:  # noqa: BLE001 (who waits for the result raises it)
-            end.set_exception(error)
+        # Whoever ended the mailbox meanwhile has answered.
+        with suppress(InvalidStateError):
+            try:
+                end.set_result(work())
+            except InvalidStateError:
+                raise
+            except BaseException as error:  # noqa: BLE001 (who waits for the result raises it)
+                end.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     return end

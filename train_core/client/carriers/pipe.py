@@ -6,6 +6,7 @@ them on the other side. The process ends when the program that started it does.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -90,7 +91,8 @@ class Pipe:
                 future.set_exception(StageError(stage.name, self._ended()))
                 return future
             try:
-                self._commands.write(f"{name} {call.model_dump_json()}\n")
+                # As ASCII: the pipe has the encoding of the locale.
+                self._commands.write(f"{name} {json.dumps(call.model_dump())}\n")
                 self._commands.flush()
             except (OSError, ValueError):
                 future.set_exception(StageError(stage.name, self._ended()))

@@ -38,6 +38,8 @@ _ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _T = TypeVar("_T")
 _log = logging.getLogger("train_core.driver")
+# It logs each request, with the whole address: several a minute for as long as a job runs.
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class _NoAnswerError(ConnectionError):
@@ -75,7 +77,8 @@ class RayJobs:
             answer = self._ask("GET", "/api/version")
             if answer.status_code != httpx.codes.OK:
                 raise ResourceError(_described(answer))
-        except (OSError, ValueError, EvertrainError, httpx.InvalidURL) as error:
+        # ImportError: of a SOCKS proxy, for which another library is needed.
+        except (OSError, ValueError, ImportError, EvertrainError, httpx.InvalidURL) as error:
             raise ResourceError(
                 f"no Ray cluster answers at ray_address {address!r}: {error}. Is it running with "
                 "its dashboard, and is its token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
@@ -150,7 +153,7 @@ class RayJobs:
                         if new:
                             written = seen
                             write(new)
-            except (OSError, EOFError, WebSocketException) as error:
+            except (OSError, EOFError, ImportError, WebSocketException) as error:
                 _log.debug("the log of %s is not followed any more: %s", job, error)
             if self.has_ended(job):
                 return

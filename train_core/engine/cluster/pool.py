@@ -19,6 +19,7 @@ from train_core.engine.cluster.rank_order import Rank, assign_ranks
 from train_core.engine.cluster.scaling import within_room
 from train_core.engine.cluster.slots import Layout, Slots
 from train_core.engine.cluster.worker_calls import Calls
+from train_core.engine.cluster.worker_process import Actor
 from train_core.timing import TIMING, ClusterTiming
 
 _SMALLER_SCORING = "begin another run with a smaller eval_batch_size"
@@ -141,8 +142,7 @@ class WorkerPool:
         with self._calling:
             slots = self._current()
             calls = Calls(self._silent_after_s, self.timing)
-            for slot, rank in self._ranks(slots, check):
-                worker = slots.workers[slot]
+            for slot, worker, rank in self._ranks(slots, check):
                 worker.set_up.remote(f"rank {rank.rank}", rank.environment())
                 calls.add(slot, worker, worker.run.remote(function, arguments(rank)))
             return calls.settle()
@@ -163,12 +163,13 @@ class WorkerPool:
         """
         with self._calling:
             slots = self._current()
+            asked = list(slots.workers)
             try:
                 return self._map(slots, function, arguments, on_result)
             except BaseException:
                 # What still runs would go on beside another try.
                 with self._changing:
-                    if self._slots is slots:
+                    if self._slots is slots and slots.workers == asked:
                         self.end_workers()
                 raise
 
@@ -179,7 +180,8 @@ class WorkerPool:
         arguments: Sequence[Sequence[Any]],
         on_result: Callable[[int, Any], Any],
     ) -> list[Any]:
-        free = [slot for slot, _ in self._ranks(slots)]
+        workers = {slot: worker for slot, worker, _ in self._ranks(slots)}
+        free = list(workers)
         queue = deque(enumerate(arguments))
         results: dict[int, Any] = {}
         numbers: dict[int, int] = {}
@@ -190,7 +192,7 @@ class WorkerPool:
             while queue and free:
                 slot = free.pop()
                 numbers[slot], args = queue.popleft()
-                worker = slots.workers[slot]
+                worker = workers[slot]
                 calls.add(slot, worker, worker.run.remote(function, args))
 
         hand_out()
@@ -219,11 +221,11 @@ class WorkerPool:
 
     def _ranks(
         self, slots: Slots, check: Callable[[], None] = lambda: None
-    ) -> list[tuple[int, Rank]]:
-        """The slots in the order of ranks, as soon as all workers have started."""
+    ) -> list[tuple[int, Actor, Rank]]:
+        """The slots with their workers in the order of ranks, as soon as all have started."""
         deadline = time.monotonic() + self.timing.start_s
-        calls = Calls(0, self.timing)
-        for slot, worker in enumerate(slots.workers):
+        calls, workers = Calls(0, self.timing), list(slots.workers)
+        for slot, worker in enumerate(workers):
             calls.add(slot, worker, worker.locate.remote())
 
         def check_start() -> None:
@@ -236,7 +238,7 @@ class WorkerPool:
         # What it has to say of the time in which the last one started.
         check()
         self.workers_ready_at = self.workers_ready_at or max(one.ready_at for one in locations)
-        return assign_ranks(locations)
+        return [(slot, workers[slot], rank) for slot, rank in assign_ranks(locations)]
 
     @property
     def _silent_after_s(self) -> float:

@@ -79,9 +79,12 @@ class Slots:
 
     def end(self) -> None:
         """End all workers by SIGKILL and give back what the slots reserve."""
-        for worker in self.workers:
-            ray.kill(worker)
-        remove_placement_group(self._reservation)
+        try:
+            for worker in self.workers:
+                ray.kill(worker)
+        finally:
+            # It ends the workers that are left, too.
+            remove_placement_group(self._reservation)
 
     def _start_worker(self, slot: int) -> Actor:
         return _WORKER.options(

@@ -323,7 +323,7 @@ def test_a_training_goes_on_while_the_dashboard_is_away(
         assert len(dashboard.schedule.hits) == 2
         dashboard.schedule.add(AWAY)
         # Longer than a job may be silent whose heart stands still.
-        time.sleep(TIMING.silent_s + 2 * TIMING.job_poll_interval_s)
+        time.sleep(TIMING.callers.silent_s + 2 * TIMING.callers.job_poll_interval_s)
         asked.go_on.touch()
         assert train(driver).step == 10
     assert lease.newest_attempt(asked.folder.store) == 1

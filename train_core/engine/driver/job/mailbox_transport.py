@@ -59,7 +59,7 @@ class MailboxTransport:
         self._last = _NO_CALLER
         """The name of the call that ends the job: a close, or a request that was refused."""
         self._lock = threading.Lock()
-        """Guards the three that follow."""
+        """Guards `_under_way`, `_unsent` and `_unsent_since`."""
         self._under_way: dict[str, list[str]] = {}
         """For each stage under way and its arguments, the names of the calls that wait for it."""
         self._unsent: set[str] = set()
@@ -126,9 +126,9 @@ class MailboxTransport:
                 return
 
     def _unsent_s(self) -> float:
-        """For how many seconds answers could not be written; 0 while a stage still runs."""
+        """For how many seconds answers could not be written; 0 while the job waits for a stage."""
         with self._lock:
-            if self._under_way:
+            if self._under_way and self._last == _NO_CALLER:
                 # Their results must be delivered as well.
                 self._unsent_since = math.inf
             return max(time.monotonic() - self._unsent_since, 0)

@@ -83,7 +83,9 @@ def effective(request: DriverRequest) -> TrainConfig:
         begun = folder.record().config
         is_workloads = isinstance(config.trainable, WorkloadTraining)
         if is_workloads and not request.config.monitor_order:
-            config = config.model_copy(update={"monitor_order": begun.monitor_order})
+            config = config.model_copy(
+                update={"monitor_order": begun.monitor_order or config.monitor_order}
+            )
         if not config.num_shards and config.has_effect("num_shards"):
             if config.num_workers > begun.shards:
                 raise ConfigError(
