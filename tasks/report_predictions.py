@@ -7,7 +7,7 @@ from prefect import task
 from evertrain_tasks.driver_session.session import session_of
 from evertrain_tasks.driver_session.session_log import run_logger
 from evertrain_tasks.report.artifacts import new_artifact, show
-from evertrain_tasks.report.markdown import code
+from evertrain_tasks.report.escaped_markdown import code
 from evertrain_tasks.retries import OPTIONS, cancelled_if_stopped
 from train_core.client.isolated import mirror_predictions
 from train_core.errors import EvertrainError

@@ -93,7 +93,7 @@ class Session:
         """
         with self._lock:
             if not self.thread.has_begun:
-                self.refuse_ending()
+                self.raise_if_ending()
                 self.thread.begin(partial(stages, self), without_flow=without_flow)
 
     @contextmanager
@@ -105,13 +105,13 @@ class Session:
         self.stages.append(stage)
         begin = time.monotonic()
         try:
-            self.refuse_ending()
+            self.raise_if_ending()
             self.prepared()
             yield self._driver
         except StoppedError:
             raise
         except Exception as error:
-            self.refuse_ending()
+            self.raise_if_ending()
             self._log_error(error)
             raise
         finally:
@@ -150,7 +150,7 @@ class Session:
         """Wait until the driver has ended."""
         self._is_closed.wait()
 
-    def refuse_ending(self) -> None:
+    def raise_if_ending(self) -> None:
         """Raise StoppedError if the session is closed, or is being closed."""
         if self._is_ending:
             raise stopped(self.request)
@@ -180,7 +180,7 @@ class Session:
     def _usable_driver(self) -> Driver:
         # The Ray of a driver that died is gone, too: a retry needs a new driver.
         with self._lock:
-            self.refuse_ending()
+            self.raise_if_ending()
             if self._has_failed or (self._is_prepared and not self._driver.is_alive):
                 self._driver.close(EndStatus.FAILED)
                 self.log.add_warning("the driver ended; another one goes on with the run")
@@ -229,7 +229,7 @@ def session_of(request: Request) -> Session:
             f"no session is open for run {request.run!r}: call the task in a flow, within "
             "`with open_session(request)`"
         )
-    session.refuse_ending()
+    session.raise_if_ending()
     return session
 
 

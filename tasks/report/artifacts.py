@@ -19,7 +19,7 @@ from prefect.client.schemas.actions import ArtifactCreate
 from evertrain_tasks.driver_session.session import Session
 from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run
 from evertrain_tasks.report.checkpoints import compared
-from evertrain_tasks.report.markdown import link, plain
+from evertrain_tasks.report.escaped_markdown import link, plain
 from evertrain_tasks.report.numbers import number
 from evertrain_tasks.report.page import report_markdown
 from train_core.errors import EvertrainError

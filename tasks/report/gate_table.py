@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evertrain_tasks.report.markdown import code, plain, table
+from evertrain_tasks.report.escaped_markdown import code, plain, table
 from evertrain_tasks.report.numbers import number
 from train_core.policy.champion.gate_decision import Score
 from train_core.results import GateResult

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from evertrain_tasks.report.escaped_markdown import code, link, plain, table
 from evertrain_tasks.report.gate_table import evidence_markdown
-from evertrain_tasks.report.markdown import code, link, plain, table
 from evertrain_tasks.report.numbers import number
 from train_core.errors import StorageError
 from train_core.policy.metric_names import TEST, VALIDATION, short_names

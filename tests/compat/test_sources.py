@@ -16,7 +16,7 @@ from train_core.engine.ray_train.reports.reported_folder import (
     filesystem_of,
 )
 from train_core.errors import WorkloadError
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
 

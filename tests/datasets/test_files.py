@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from train_core.datasets.files import is_data, state_of
 from train_core.datasets.sources import PinnedFiles, split_glob
 from train_core.errors import DataError
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList, FileRecord, SourceFiles
 

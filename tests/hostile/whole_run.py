@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import RootModel
 
 from tests.client.grown import ACCURACY, create, grow
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.documents import MAX_DOCUMENT_BYTES, with_checksum
 from train_core.storage.records.manifest import (

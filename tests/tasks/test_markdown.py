@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evertrain_tasks.report.artifacts import checkpoint_rows
-from evertrain_tasks.report.markdown import code, link, plain, table
+from evertrain_tasks.report.escaped_markdown import code, link, plain, table
 from evertrain_tasks.report.page import metrics_table
 from evertrain_tasks.report_predictions import predictions_markdown
 from tests.flows.test_results import PREDICTIONS, REPORT, checkpoint, evaluated

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from train_core.errors import DataError
 from train_core.policy.logins import hide_logins
 from train_core.storage.addresses import absolute
-from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.digest_algorithm import new_digest
 from train_core.storage.objects.store import DataStore, Store
 
 # Where fsspec's filesystems give a file's version, the best first: entries that change with the

@@ -10,8 +10,8 @@ import os
 
 from train_core.errors import ConfigError
 from train_core.storage.committed import scan
+from train_core.storage.objects.storage_protocols import refuse_unserved
 from train_core.storage.objects.store import DataStore, Store
-from train_core.storage.objects.supported_protocols import refuse_unserved
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.records.quarantine import quarantine_reason
 from train_core.storage.run_folder import Commit, RunFolder

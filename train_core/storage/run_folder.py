@@ -34,7 +34,7 @@ from train_core.storage.committed import (
     results,
     scan,
 )
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store
 from train_core.storage.records.amendments import Amendment, newest_amendment

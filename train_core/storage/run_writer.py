@@ -22,7 +22,7 @@ from train_core.results import Approval, Decision
 from train_core.storage.committed import quarantined_names
 from train_core.storage.coordination import deletion_notices, lease
 from train_core.storage.coordination.fence_list import read_fence_list, write_fence_list
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records import journal
 from train_core.storage.records.amendments import Amendment, amend

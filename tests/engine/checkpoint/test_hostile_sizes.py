@@ -14,7 +14,7 @@ import pytest
 from tests.engine.alone import run
 from tests.engine.digests import digest_of_training
 from train_core.errors import CheckpointError, StorageError
-from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.digest_algorithm import new_digest
 from train_core.storage.objects.retry_policy import storage_errors
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry

@@ -21,7 +21,7 @@ from train_core.engine.data.formats import ParquetRows
 from train_core.engine.data.input_files import BLOCK_BYTES
 from train_core.engine.data.inputs import open_input
 from train_core.errors import DataError
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.objects.ranges import RangeReader
 from train_core.storage.objects.store import Store
 from train_core.workloads.idx import IdxRows

@@ -28,7 +28,7 @@ from train_core.errors import ConfigError, DataError, WorkloadError
 from train_core.loading import load_workload
 from train_core.requests import DriverRequest
 from train_core.storage.fork import fork_checkpoint
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.data_files import FileList
 from train_core.storage.run_folder import RunFolder

@@ -36,7 +36,7 @@ from train_core.errors import (
 from train_core.requests import DriverRequest, ScoringRequest
 from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import valid_pins
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import PredictionsManifest, read_manifest
 from train_core.storage.run_folder import RunFolder

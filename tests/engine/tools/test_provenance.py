@@ -17,7 +17,7 @@ from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.driver.preparing.preflight import check, new_record
 from train_core.engine.tools.provenance import code_of
 from train_core.requests import DriverRequest
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
 

@@ -13,7 +13,7 @@ from tests.engine.tracking.run_builder import RunBuilder, entry
 from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.policy.end_status import EndStatus
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.run_folder import RunFolder
 
 

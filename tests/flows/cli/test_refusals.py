@@ -22,7 +22,7 @@ from tests.marks import slow
 from tests.web import QuietFiles, served
 from train_core.config.json_text import parse_object
 from train_core.errors import ConfigError
-from train_core.storage.objects.supported_protocols import refuse_unserved
+from train_core.storage.objects.storage_protocols import refuse_unserved
 
 LONG = "9" * 5000
 PASSWORD = "hunter2"

@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 
-from evertrain_tasks.report.markdown import plain
+from evertrain_tasks.report.escaped_markdown import plain
 from tests.flows.conftest import isolated
 from tests.flows.deployment.champion_nights import MODEL, run_nights
 from tests.flows.deployment.deployed import Server, all_flow_runs, found

@@ -15,7 +15,7 @@ from typing import Literal, Self, TypeVar
 from train_core.errors import StorageError
 from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store
-from train_core.storage.objects.uploads import Upload
+from train_core.storage.objects.unfinished_uploads import Upload
 
 _T = TypeVar("_T")
 KINDS = ("write", "create", "put", "upload", "copy", "link_or_copy", "delete")

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.objects.store import Store
 
 

@@ -14,6 +14,14 @@ import fsspec
 import pytest
 
 from tests.storage.doubles import elsewhere
+from tests.storage.objects.test_reads_in_parts import (  # noqa: F401 (run here again)
+    test_a_missing_object_is_not_loaded,
+    test_objects_are_put_and_loaded_at_the_same_time,
+    test_what_is_larger_or_smaller_than_the_object_is_given_no_digest,
+    test_what_is_loaded_may_be_changed_and_the_object_stays_as_it_is,
+    test_what_is_put_is_read_from_where_it_lies,
+    test_what_was_put_is_whole_and_hashed_on_its_way_in_and_out,
+)
 from tests.storage.objects.test_store import (  # noqa: F401 (run here again)
     test_a_large_file_comes_back_the_same,
     test_a_missing_object_is_named_by_its_error,
@@ -29,14 +37,6 @@ from tests.storage.objects.test_store import (  # noqa: F401 (run here again)
     test_what_is_written_is_read_back,
     test_where_nothing_is_there_are_no_names,
     test_writing_again_replaces_the_object,
-)
-from tests.storage.objects.test_transfer import (  # noqa: F401 (run here again)
-    test_a_missing_object_is_not_loaded,
-    test_objects_are_put_and_loaded_at_the_same_time,
-    test_what_is_larger_or_smaller_than_the_object_is_given_no_digest,
-    test_what_is_loaded_may_be_changed_and_the_object_stays_as_it_is,
-    test_what_is_put_is_read_from_where_it_lies,
-    test_what_was_put_is_whole_and_hashed_on_its_way_in_and_out,
 )
 from train_core.storage.objects.backends import s3 as s3_backend
 from train_core.storage.objects.store import Store

@@ -45,7 +45,7 @@ def altered(**changes: Any) -> bytes:
 
 def resealed(content: bytes) -> bytes:
     """The manifest's text with another digest, as anybody can make it."""
-    from train_core.storage.objects.digests import digest_of
+    from train_core.storage.objects.digest_algorithm import digest_of
 
     kept = content[: content.rindex(b",")]
     return kept + f',\n "digest": "{digest_of(kept)}"\n}}\n'.encode()

@@ -13,7 +13,7 @@ from pydantic import RootModel
 
 from tests.storage.samples import damaged, manifest
 from train_core.errors import CheckpointError, ConfigError
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import MAX_DOCUMENT_BYTES, with_checksum
 from train_core.storage.records.manifest import (

@@ -13,7 +13,7 @@ from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.errors import StorageError
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.job_mailbox import Mailbox, jobs_with_calls
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.records.names import JobName
 from train_core.storage.run_folder import RunFolder
 

@@ -33,7 +33,7 @@ from train_core.policy.checkpoints.layout import (
 )
 from train_core.policy.samples.sharding import shards_of_rank
 from train_core.storage.objects.backends.disk_files import BLOCK_BYTES
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.records.names import STATE_JSON
 from train_core.storage.records.tensor_file import TensorFile, lay_out
 

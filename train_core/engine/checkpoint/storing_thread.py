@@ -29,7 +29,7 @@ from train_core.errors import (
     WorkloadError,
 )
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.records.journal import Entry
 from train_core.storage.records.manifest import CheckpointManifest, CommitFacts, FileEntry
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName

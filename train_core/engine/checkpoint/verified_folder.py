@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from train_core.errors import StorageError
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.records.names import REPORTED_FOLDER
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.verification.checkpoints import check_files, copy_files

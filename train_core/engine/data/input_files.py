@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from train_core.errors import DataError, StorageError
-from train_core.storage.objects.digests import digest_of, new_digest
+from train_core.storage.objects.digest_algorithm import digest_of, new_digest
 from train_core.storage.objects.ranges import RangeReader
 from train_core.storage.objects.store import Store
 

@@ -54,7 +54,7 @@ from train_core.engine.data.raw_columns import RawColumns, try_prepare
 from train_core.errors import DataError, HiddenLoginError
 from train_core.policy.logins import has_hidden_login, hide_logins
 from train_core.requests import KeptColumns
-from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.digest_algorithm import new_digest
 from train_core.storage.objects.store import DataStore, Store
 from train_core.workload import Workload, indexed, recorded_forms
 from train_core.workloads.idx import PACKED, IdxRows

@@ -42,7 +42,7 @@ from train_core.policy.logins import hide_logins
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.requests import KeptColumns
 from train_core.results import CheckpointSummary, PredictionsResult
-from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.digest_algorithm import new_digest
 from train_core.storage.predictions import result_of
 from train_core.storage.records.manifest import FileEntry, PredictionsManifest
 from train_core.storage.records.names import PREDICTIONS, CheckpointName

@@ -6,7 +6,7 @@ import safetensors.torch
 
 from train_core.engine.checkpoint.reader import read_model
 from train_core.results import ExportResult
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import Commit, RunFolder
 

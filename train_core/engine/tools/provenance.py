@@ -16,7 +16,7 @@ import torch
 from train_core.config import TrainConfig
 from train_core.loading import load_function, workload_class
 from train_core.own_code import own_code_of, owners_of, versions_of
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 
 _GIT_WITHIN_S = 5.0
 

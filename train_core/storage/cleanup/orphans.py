@@ -20,7 +20,7 @@ from train_core.storage.committed import scored_by
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.fence_list import read_fence_list
 from train_core.storage.objects.store import Store
-from train_core.storage.objects.uploads import Upload
+from train_core.storage.objects.unfinished_uploads import Upload
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.records.names import (
     CHECKPOINTS,

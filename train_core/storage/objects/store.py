@@ -18,7 +18,7 @@ from pathlib import Path
 from train_core.errors import CheckpointError, StorageError
 from train_core.storage.objects.retry_policy import may_pass
 from train_core.storage.objects.store_reader import StoreReader
-from train_core.storage.objects.uploads import Upload
+from train_core.storage.objects.unfinished_uploads import Upload
 
 # A condition holds for one small request only: completing a multipart upload ignores it on some
 # stores.

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from train_core.policy.logins import hide_logins
-from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.digest_algorithm import new_digest
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import FORMAT, Count, parse_document
 from train_core.storage.records.manifest import FileEntry

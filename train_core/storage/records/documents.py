@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel, ValidationError
 
 from train_core.errors import CheckpointError, ConfigError
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.objects.store import Store
 from train_core.text.shown_text import escaped
 

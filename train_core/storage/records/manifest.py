@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from train_core.errors import CheckpointError
 from train_core.policy.stop_reasons import is_final
-from train_core.storage.objects.digests import ALGORITHM, digest_of
+from train_core.storage.objects.digest_algorithm import ALGORITHM, digest_of
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import (
     FORMAT,

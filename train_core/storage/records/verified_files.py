@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from train_core.errors import CheckpointError, StorageError
-from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.digest_algorithm import new_digest
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry
 

@@ -24,7 +24,7 @@ from train_core.errors import (
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.requests import DriverRequest, PipelineRequest, Prepared
 from train_core.storage.coordination.lease import acquire
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import RunFolder

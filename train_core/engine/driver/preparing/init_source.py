@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from train_core.errors import ConfigError
 from train_core.storage.addresses import file_at, find_checkpoint
-from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.digest_algorithm import new_digest
 from train_core.storage.records.run_record import Origin
 
 _MODELS = "models:/"

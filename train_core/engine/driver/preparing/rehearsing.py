@@ -16,7 +16,7 @@ from train_core.engine.driver.preparing.preflight import Checked
 from train_core.engine.rehearsal.check import rehearse_workload
 from train_core.errors import WorkloadError, words_of
 from train_core.results import Finding, Rehearsal
-from train_core.storage.objects.digests import digest_of
+from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.runs_of_storage import recorded_runs

@@ -15,7 +15,7 @@ from train_core.errors import CheckpointError
 from train_core.storage.objects import regular_files
 from train_core.storage.objects.backends import disk_files
 from train_core.storage.objects.backends.fsspec_backend import Backend
-from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.digest_algorithm import new_digest
 
 PROTOCOLS = ("file", "local")
 

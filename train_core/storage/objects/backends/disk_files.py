@@ -15,7 +15,7 @@ from pathlib import Path
 
 from train_core.errors import ConfigError
 from train_core.storage.objects import regular_files
-from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.digest_algorithm import new_digest
 
 BLOCK_BYTES = 4096
 """Memory that begins at a multiple of it is written past the system's cache."""

@@ -17,11 +17,11 @@ from typing import Any
 
 import fsspec
 
-from train_core.storage.objects.digests import digest_of, new_digest
+from train_core.storage.objects.digest_algorithm import digest_of, new_digest
+from train_core.storage.objects.reads_in_parts import load_in_parts, pass_on_in_parts
 from train_core.storage.objects.regular_files import check_size
 from train_core.storage.objects.retry_policy import RetryPolicy, UnfinishedError
-from train_core.storage.objects.transfer import load_in_parts, pass_on_in_parts
-from train_core.storage.objects.uploads import Upload
+from train_core.storage.objects.unfinished_uploads import Upload
 
 
 class Backend:

@@ -10,19 +10,19 @@ from typing import Any
 import fsspec
 from fsspec.asyn import sync
 
-from train_core.storage.objects import uploads
+from train_core.storage.objects import unfinished_uploads
 from train_core.storage.objects.backends.fsspec_backend import Backend
 from train_core.storage.objects.backends.s3_client import bucket_of, builtin_errors
-from train_core.storage.objects.digests import new_digest
-from train_core.storage.objects.regular_files import check_size
-from train_core.storage.objects.retry_policy import s3_config
-from train_core.storage.objects.transfer import (
+from train_core.storage.objects.digest_algorithm import new_digest
+from train_core.storage.objects.reads_in_parts import (
     NUM_CONNECTIONS,
     PART_BYTES,
     hashed_parts,
     load_in_parts,
     pass_on_in_parts,
 )
+from train_core.storage.objects.regular_files import check_size
+from train_core.storage.objects.retry_policy import s3_config
 
 PROTOCOLS = ("s3", "s3a")
 
@@ -113,13 +113,13 @@ class S3Backend(Backend):
             self._within(left_s, partial(send, max_concurrency=NUM_CONNECTIONS))
         return digest.hexdigest()
 
-    def unfinished_uploads(self, left_s: float, root: str) -> list[uploads.Upload]:
+    def unfinished_uploads(self, left_s: float, root: str) -> list[unfinished_uploads.Upload]:
         """Uploads below `root` that are under way, or whose process was killed."""
-        return list(uploads.unfinished(partial(self.ask, left_s), root))
+        return list(unfinished_uploads.unfinished(partial(self.ask, left_s), root))
 
     def abort(self, left_s: float, path: str, upload_id: str) -> None:
         """Delete the parts of an unfinished upload; fine if it is gone."""
-        uploads.abort(partial(self.ask, left_s), path, upload_id)
+        unfinished_uploads.abort(partial(self.ask, left_s), path, upload_id)
 
     def _fetcher(self, path: str) -> Callable[..., Any]:
         """What fetches a range of the object."""

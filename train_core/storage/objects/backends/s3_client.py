@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.asyn import sync
 
+from train_core.storage.objects.reads_in_parts import PART_BYTES
 from train_core.storage.objects.retry_policy import RetryPolicy
-from train_core.storage.objects.transfer import PART_BYTES
 from train_core.transient_errors import STATUSES_THAT_PASS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from train_core.storage.objects.digests import new_digest
+from train_core.storage.objects.digest_algorithm import new_digest
 
 PART_BYTES = 8 * 2**20
 NUM_CONNECTIONS = 16

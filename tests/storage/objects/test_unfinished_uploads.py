@@ -35,7 +35,7 @@ from train_core.storage.coordination.holder import Holder
 from train_core.storage.coordination.pins import pin, pinned
 from train_core.storage.objects.backends.s3 import S3Backend
 from train_core.storage.objects.store import Store
-from train_core.storage.objects.uploads import Upload
+from train_core.storage.objects.unfinished_uploads import Upload
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, create_run
 from train_core.storage.verification.checkpoints import file_faults
