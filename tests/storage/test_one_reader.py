@@ -52,7 +52,7 @@ PARSERS = {
     ("train_core/differences.py", "json.loads"),
     ("train_core/engine/distributed/rank_mailbox.py", "json.loads"),
     ("train_core/engine/distributed/stop_requests.py", "StopRequest.model_validate_json"),
-    ("train_core/engine/driver/pipe_transport.py", "Call.model_validate_json"),
+    ("train_core/engine/driver/pipe_transport.py", "json.loads"),
     ("train_core/engine/ray_train/reports/channel.py", "json.loads"),
     ("train_core/engine/ray_train/reports/committer.py", "Entry.model_validate_json"),
     # What Ray's dashboard says of a job.

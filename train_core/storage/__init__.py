@@ -17,5 +17,5 @@ An import goes down this list only:
     committed              finds what was committed, by a listing, and opens it
     coordination/          who may do what: lease, heartbeat, pins, requests to stop, mailbox
     records/               what lies in a run folder: names, manifest, journal, run.json, …
-    objects/               a folder on any storage: Store, retries, reads in parts, and its backends/
+    objects/               a folder on any storage: Store, retries, reads, and its backends/
 """

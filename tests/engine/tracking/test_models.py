@@ -211,6 +211,7 @@ def test_a_checkpoint_is_pinned_lastingly_before_its_model_is_there(
             return super().model(model, files)
 
     run.outcome(best, {"accuracy": 0.75})
+    assert not list(valid_pins(run.folder.store))
     for _ in range(2):
         mirror = Mirror(run.folder, tracking_uri, "tests", load_tracker=lambda: Watching)
         mirror.start()

@@ -24,6 +24,9 @@ def publish(
 ) -> Report:
     """Draw the curves, write report.json and complete the mirror, whose addresses the report has.
 
+    The run is finished with the first report that is written. With a mirror, it is written once
+    more with the addresses; a driver that dies between the two leaves one without them.
+
     Raises FencedError if a newer attempt has the run, StoppedError if it shall end.
     """
     newest = folder.newest()
@@ -44,18 +47,20 @@ def publish(
         tracking=Tracking(),
         seconds=outcome.seconds,
     )
-    if mirror:
-        # MLflow shows what the folder tells, so the outcome is in it first.
-        held.write(REPORT_JSON, _as_file(report))
-        mirror.flush()
-        report = report.model_copy(update={"tracking": mirror.tracking()})
-    timeline.mark(PUBLISHED)
-    report = report.model_copy(update={"timeline": timeline.seconds()})
-    held.write(REPORT_JSON, _as_file(report))
     # Stages that were tried again left something, too.
     held.delete_orphans()
+    report = _written(report, held, timeline)
+    if mirror:
+        # MLflow shows what the folder tells, so the outcome is in it first.
+        mirror.flush()
+        shown = report.model_copy(update={"tracking": mirror.tracking()})
+        report = _written(shown, held, timeline)
     return report
 
 
-def _as_file(report: Report) -> bytes:
-    return (report.model_dump_json(indent=1) + "\n").encode()
+def _written(report: Report, held: HeldRun, timeline: Timeline) -> Report:
+    """The report with the times until now, as it is in the run folder."""
+    timeline.mark(PUBLISHED)
+    report = report.model_copy(update={"timeline": timeline.seconds()})
+    held.write(REPORT_JSON, (report.model_dump_json(indent=1) + "\n").encode())
+    return report

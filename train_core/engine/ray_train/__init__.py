@@ -7,5 +7,4 @@ init_folder           the folder of another run that a function begins with
 attempt, task         one attempt, and what its workers are sent
 reports               each rank's reports, and the checkpoint of the run folder that they become
 validation_functions  what validation functions measure, in the driver
-timing                the times of all of these
 """

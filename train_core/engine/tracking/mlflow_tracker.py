@@ -87,9 +87,12 @@ class MlflowTracker:
         if stage == "pipeline":
             source = {
                 mlflow_tags.MLFLOW_SOURCE_NAME: self._run.workload,
-                mlflow_tags.MLFLOW_SOURCE_TYPE: "JOB" if self._run.job_url else "LOCAL",
                 mlflow_tags.MLFLOW_GIT_COMMIT: self._run.commit,
             }
+            # Who shows the run afterwards does not know where it ran.
+            if self._run.job_url or mlflow_tags.MLFLOW_SOURCE_TYPE not in self.runs.tags_of(stage):
+                kind = "JOB" if self._run.job_url else "LOCAL"
+                source[mlflow_tags.MLFLOW_SOURCE_TYPE] = kind
             self.runs.set_tags(stage, {name: text for name, text in source.items() if text})
         params = [Param(self.runs.naming(name), text) for name, text in values.items()]
         for start in range(0, len(params), _MAX_PARAMS):

@@ -138,8 +138,10 @@ class RunSender:
             self.refusals.are_ids_new = not is_open
             yield tracker, follower
         except Exception:
-            # The next attempt asks for all ids again: the run may have been deleted meanwhile.
+            # The next attempt asks for all ids again, as the run may have been deleted meanwhile,
+            # and looks at all results: what was under way may be half done.
             self._tracker = None
+            self._is_asked.set()
             raise
 
     def _open_tracker(self) -> Tracker:
@@ -179,10 +181,10 @@ class SystemSamples:
         """Take a sample if it is time to."""
         if time.monotonic() < self._next_at:
             return
-        from train_core.engine.tracking.system import SystemMetrics
-
         self._next_at = time.monotonic() + self._every_s
         try:
+            from train_core.engine.tracking.system import SystemMetrics
+
             self._metrics = self._metrics or SystemMetrics()
             self._samples.append((time.time(), self._metrics.sample()))
         except Exception as error:  # noqa: BLE001 (a machine may hide what is to be measured)
