@@ -128,8 +128,8 @@ def stages(start: Start, session: Session) -> Report:
 def _compute(start: Start, session: Session) -> Report:
     request = session.request
     assert isinstance(request, DriverRequest)
-    asked = request.pipeline
-    assert asked.infer_input is not None
+    pipeline = request.pipeline
+    assert pipeline.infer_input is not None
 
     def publish(
         evaluations: list[EvaluationResult],
@@ -162,11 +162,11 @@ def _compute(start: Start, session: Session) -> Report:
         return publish([], start(select, trained.checkpoints, metric, order)())
     evaluations = evaluating(trained.finalists, "validation")()
     selection = start(select, with_metrics(evaluations), metric, order)()
-    scored = INFER.arguments(checkpoint=selection.best, source=asked.infer_input)
+    scored = INFER.arguments(checkpoint=selection.best, source=pipeline.infer_input)
     predicting = start(task_of(INFER), request, scored)
     tested = evaluating([selection.best], "test")()
     predictions = predicting()
-    gated = _gate(start, session, selection.best) if asked.gate else None
+    gated = _gate(start, session, selection.best) if pipeline.gate else None
     return publish(evaluations + tested, selection, predictions, gated)
 
 

@@ -31,8 +31,8 @@ BESIDE_EVALUATE = """
 """
 AFTER_TRAIN = """
     from train_core.stages import COUNT
-    asked = COUNT.arguments(checkpoints=trained.checkpoints)
-    session.seconds["counted"] = start(task_of(COUNT), request, asked)()
+    counted = COUNT.arguments(checkpoints=trained.checkpoints)
+    session.seconds["counted"] = start(task_of(COUNT), request, counted)()
 """
 
 
