@@ -6,6 +6,8 @@ Both trackers pass it: MLflow, and the tests' folder of JSON lines.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,12 +25,14 @@ from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.engine.tracking.follow import NOT_SHOWN
 from train_core.engine.tracking.mlflow_tracker import MlflowTracker
-from train_core.engine.tracking.tracker import Tracker
+from train_core.engine.tracking.tracker import Stage, Status, Tracker
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.timing import TrackingTiming
 
 VERBS = ("open", "parameters", "metrics", "artifact", "model", "retain_models", "version", "tags")
+CHILD = re.compile(r"evertrain\.(evaluate|infer)_run(\.\d+)?$")
+"""The id of a nested run; of one that was made anew, as no parameter can change, a further one."""
 OFTEN = TrackingTiming(poll_s=0.05, max_backoff_s=0.2)
 
 
@@ -39,6 +43,8 @@ class Kind:
     tracker: type[Tracker]
     new: Callable[[], str]
     content: Callable[[str], Any]
+    delete: Callable[[str, Stage], None]
+    """Deletes what a place has of a stage, as a person may."""
 
 
 @pytest.fixture(params=["json_lines", "mlflow"])
@@ -56,8 +62,19 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -
         return f"sqlite:///{path}"
 
     if request.param == "mlflow":
-        return Kind(MlflowTracker, database, content_of_mlflow)
-    return Kind(JsonLinesTracker, folder, content_of_folder)
+        return Kind(MlflowTracker, database, content_of_mlflow, delete_in_mlflow)
+    return Kind(JsonLinesTracker, folder, content_of_folder, delete_in_folder)
+
+
+def delete_in_mlflow(uri: str, stage: Stage) -> None:
+    client = MlflowClient(uri)
+    (found,) = client.search_runs(["1"], f"tags.`evertrain.stage` = '{stage}'")
+    client.delete_run(found.info.run_id)
+
+
+def delete_in_folder(uri: str, stage: Stage) -> None:
+    (found,) = Path(uri).rglob(stage)
+    shutil.rmtree(found)
 
 
 def content_of_folder(uri: str) -> dict[str, Any]:
@@ -90,7 +107,7 @@ def content_of_mlflow(uri: str) -> dict[str, Any]:
         found[stage] = {
             "status": run.info.status,
             "points": points,
-            "params": {k: v for k, v in run.data.params.items() if k != "evertrain.infer_run"},
+            "params": {k: v for k, v in run.data.params.items() if not CHILD.match(k)},
             "tags": {k: v for k, v in run.data.tags.items() if k != "mlflow.parentRunId"},
             "inputs": sorted(one.dataset.name for one in run.inputs.dataset_inputs),
             "files": files_of(client, run_id),
@@ -247,6 +264,76 @@ def test_what_a_tracker_misses_while_it_is_down_is_shown_once_it_is_up(
     assert len(failed) > 35
     assert not mirror.not_shown
     assert kind.content(uri) == kind.content(expected)
+
+
+@pytest.mark.promise("mirror")
+@pytest.mark.parametrize("stage", ["pipeline", "evaluate", "infer"])
+def test_what_somebody_deletes_while_a_tracker_is_down_is_there_again_afterwards(
+    whole: RunBuilder, kind: Kind, stage: Stage
+) -> None:
+    expected, uri, is_down = kind.new(), kind.new(), threading.Event()
+
+    def down_once(verb: str) -> None:
+        if is_down.is_set():
+            is_down.clear()
+            raise ConnectionError("it is down")
+
+    follow(whole, expected, kind.tracker)
+    tracker = faulty(kind.tracker, down_once)
+    mirror = Mirror(whole.folder, uri, "tests", timing=OFTEN, load_tracker=lambda: tracker)
+    mirror.start()
+    assert mirror.flush(60)
+    kind.delete(uri, stage)
+    is_down.set()
+    assert mirror.flush(60)
+    assert not is_down.is_set()
+    assert mirror.close(EndStatus.FINISHED, timeout_s=60)
+    assert kind.content(uri) == kind.content(expected)
+
+
+def test_a_stage_that_failed_is_ended_although_the_tracker_is_down_just_then(
+    run: RunBuilder, kind: Kind
+) -> None:
+    begin(run)
+    uri, failed = kind.new(), []
+
+    def down_at_close(self: Tracker, stage: Stage, status: Status) -> None:
+        if stage == "evaluate" and not failed:
+            failed.append(stage)
+            raise ConnectionError("it is down")
+        kind.tracker.close(self, stage, status)
+
+    tracker: type[Tracker] = type("DownAtClose", (kind.tracker,), {"close": down_at_close})
+    mirror = Mirror(run.folder, uri, "tests", timing=OFTEN, load_tracker=lambda: tracker)
+    mirror.start()
+    with suppress(ZeroDivisionError), mirror.during("evaluate"):
+        assert mirror.flush(60)
+        raise ZeroDivisionError
+    assert mirror.close(EndStatus.FAILED, timeout_s=60)
+    assert failed
+    assert tracker_of(run.folder, uri, kind.tracker).open("evaluate").status == "FAILED"
+
+
+def test_who_follows_the_run_of_a_job_afterwards_leaves_where_it_ran(
+    whole: RunBuilder, kind: Kind
+) -> None:
+    uri, job_url = kind.new(), "http://head:8265/#/jobs/run-a0001"
+    mirror = Mirror(
+        whole.folder,
+        uri,
+        "tests",
+        timing=OFTEN,
+        job_url=job_url,
+        load_tracker=lambda: kind.tracker,
+    )
+    mirror.start()
+    assert mirror.close(EndStatus.FINISHED, timeout_s=60)
+    live = kind.content(uri)
+    assert "run-a0001" in str(live)
+    whole.lease.end = EndStatus.FINISHED
+    whole.lease.release()
+    catch_up(whole.folder, uri, load_tracker=lambda: kind.tracker)
+    assert kind.content(uri) == live
 
 
 def test_a_tracker_that_hangs_keeps_nobody_waiting(run: RunBuilder, kind: Kind) -> None:

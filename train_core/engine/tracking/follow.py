@@ -8,21 +8,15 @@ driver can know.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from train_core.config import TrainConfig
 from train_core.engine.tracking.description.datasets import data_of_splits
 from train_core.engine.tracking.description.note import Outcome
 from train_core.engine.tracking.description.parameters import parameters
-from train_core.engine.tracking.journal_points import (
-    POSITION_TAG,
-    Counters,
-    Position,
-    points_after,
-)
 from train_core.engine.tracking.refusals import Refusals
-from train_core.engine.tracking.show_models import complete_models, show_models
+from train_core.engine.tracking.show_models import complete_models
 from train_core.engine.tracking.show_results import (
     show_evaluation,
     show_figures,
@@ -30,9 +24,9 @@ from train_core.engine.tracking.show_results import (
     show_outcome,
     show_predictions,
 )
+from train_core.engine.tracking.show_training import ShownTraining
 from train_core.engine.tracking.shown_run import FAILURE_TAG, JOB_TAG, ShownRun, describe
 from train_core.engine.tracking.tracker import (
-    Points,
     Stage,
     TrackedRun,
     Tracker,
@@ -49,8 +43,7 @@ from train_core.results import (
 )
 from train_core.storage.evaluations import committed_evaluations
 from train_core.storage.predictions import committed_predictions
-from train_core.storage.records.journal import Entry, read_good_segments
-from train_core.storage.records.names import CHECKPOINTS, CheckpointName, SegmentName
+from train_core.storage.records.names import CheckpointName
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.registered_models.decisions import (
     gate_result,
@@ -58,15 +51,13 @@ from train_core.storage.registered_models.decisions import (
     newest_result,
     question_after_training,
 )
-from train_core.storage.run_folder import Commit, RunFolder
+from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import read_report
 from train_core.text.shown_text import shown as as_text
 from train_core.text.shown_text import without_secrets
 
 NOT_SHOWN = "evertrain.not_shown"
 """The tag with what the tracker refused of the run, and why."""
-_CURVES_OF = "evertrain.curves_of"
-"""The digest of the last checkpoint whose curves were drawn."""
 _MAX_TAG = 5000
 _log = logging.getLogger("train_core.tracking")
 
@@ -92,6 +83,7 @@ class Follower:
     """
 
     shown: ShownRun
+    _training: ShownTraining
 
     def __init__(
         self,
@@ -102,10 +94,10 @@ class Follower:
         job_url: str = "",
         config: TrainConfig | None = None,
     ) -> None:
-        self.is_complete = False
-        """Whether the training's last checkpoint was sent."""
         self.model_uri = ""
         """The address of the best checkpoint's model, once it is there."""
+        self.is_complete = False
+        """Whether the training's last checkpoint was sent."""
         self._folder = folder
         self._refusals = refusals
         self._is_live = is_live
@@ -115,21 +107,18 @@ class Follower:
         """The results that were sent, as they were then."""
         self._has_measured = False
         """Whether models have metrics that were measured while training."""
-        self._shown_in = ""
 
     def begin(self, tracker: Tracker, record: RunRecord) -> None:
         """Show the run as it was asked for; from now on with this tracker.
 
-        Call it again with a new tracker after an outage: all commits are compared with it.
+        Call it again with a new tracker after an outage: all is compared with what that has.
         """
         self.shown = ShownRun(
             self._folder, record, tracker, self._refusals, self._is_live, self._config
         )
-        self._commits: set[str] | None = None
-        self._counters, self._reached = Counters(), Position()
-        if tracker.place.run_id != self._shown_in:
-            # What it had of another run, it has no more.
-            self._sent, self._shown_in = {}, tracker.place.run_id
+        self._training = ShownTraining(self.shown)
+        # Somebody may have deleted a part meanwhile: all is said once more.
+        self._sent = {}
         self.shown.open("pipeline")
         tags = {
             "evertrain.workload": record.config.workload,
@@ -145,10 +134,7 @@ class Follower:
 
     def follow_commits(self) -> None:
         """Send the entries that the tracker does not have, if there is a new commit."""
-        committed = self._committed_names()
-        if self._commits is None or not committed <= self._commits:
-            self.is_complete = self._show_training()
-            self._commits = committed
+        self.is_complete = self._training.follow()
 
     def follow_results(self, running: Collection[str] = ()) -> None:
         """Send evaluations, the report, decisions and predictions that were not sent yet.
@@ -202,55 +188,6 @@ class Follower:
             self.shown.tag("pipeline", {FAILURE_TAG: without_secrets(as_text(why))[:_MAX_TAG]})
         describe(self.shown)
         self._tell_refusals()
-
-    def _show_training(self) -> bool:
-        """Send what the newest checkpoint covers; return whether the training is done."""
-        checkpoints, store = self._folder.checkpoints(), self._folder.store
-        is_finished = bool(checkpoints) and checkpoints[-1].manifest.is_last
-        known = self.shown.open("train", is_running=not is_finished)
-        if not checkpoints:
-            return False
-        newest = checkpoints[-1]
-        position = max(Position.parse(known.tags.get(POSITION_TAG, "")), self._reached)
-        since = min(position.step, self._counters.position.step)
-        segments = [file for file in newest.manifest.journal if _last_step(file.name) >= since]
-        entries = read_good_segments(store, segments, is_final=is_finished)
-        self._send_entries(entries, position)
-        listed = [self._folder.summary(one).model_dump(mode="json") for one in checkpoints]
-        with self._refusals.passing("the list of checkpoints"):
-            self.shown.keep_json("train", "checkpoints.json", {"checkpoints": listed})
-            if quarantined := self._folder.quarantined():
-                names = ", ".join(sorted(quarantined))
-                self.shown.tracker.tags("train", {"evertrain.quarantined": names})
-                self.shown.keep_json("train", "quarantined.json", quarantined)
-        if is_finished:
-            if known.tags.get(_CURVES_OF) != newest.digest:
-                with self._refusals.passing("the curves"):
-                    self._show_curves(newest)
-            self.shown.close("train", EndStatus.FINISHED)
-        with self._refusals.passing("the models of the checkpoints"):
-            show_models(self.shown, checkpoints, is_finished=is_finished)
-        return is_finished
-
-    def _send_entries(self, entries: Iterable[Entry], after: Position) -> None:
-        """Send the entries after a position; its tag stays before what the tracker refused."""
-        reached = after
-
-        def batches() -> Iterator[Points]:
-            nonlocal reached
-            for points, position in points_after(entries, after, self._counters):
-                yield points
-                reached = position
-
-        with self._refusals.passing("the curves' points"):
-            self.shown.tracker.metrics("train", batches())
-        self._reached = reached
-
-    def _show_curves(self, newest: Commit) -> None:
-        from train_core.engine.tracking.pictures import training_figures
-
-        figures = training_figures(self._folder.store, newest)
-        self.shown.keep_figures("train", figures, {_CURVES_OF: newest.digest})
 
     def _read_evaluations(self) -> tuple[Report | None, Sequence[EvaluationResult]]:
         """The report, and the evaluations; also those that the report alone names, to be told."""
@@ -315,23 +252,6 @@ class Follower:
         with self._refusals.passing(what):
             send()
         self._sent[what] = state
-
-    def _committed_names(self) -> set[str]:
-        """The names that look committed. The requests are cheap: they are made at every poll."""
-        parsed = map(CheckpointName.parse, self._folder.store.names(CHECKPOINTS))
-        sent = self._commits or set()
-        return {
-            str(name)
-            for name in parsed
-            if name and (str(name) in sent or self._folder.exists_checkpoint(name))
-        }
-
-
-def _last_step(segment: str) -> int:
-    name = SegmentName.parse(segment)
-    if name is None:
-        raise CheckpointError(f"{segment!r} is not the name of a journal segment")
-    return name.last_step
 
 
 def _place(uri: str) -> str:

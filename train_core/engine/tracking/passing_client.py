@@ -91,7 +91,7 @@ class PassingClient(MlflowClient):
             self._log_batch(run_id, [*entities, *then])
         except Exception as error:
             what = _shown(entities) if entities else _shown(then)
-            if not self.refusals.are_final(what, error):
+            if not self.refusals.is_final(what, error):
                 raise
             if len(entities) > 1 and may_take_half(error):
                 half = len(entities) // 2

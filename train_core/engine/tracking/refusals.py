@@ -72,14 +72,14 @@ class Refusals:
         try:
             yield
         except Exception as error:
-            if not self.are_final(what, error):
+            if not self.is_final(what, error):
                 raise
             self.add(what, error)
         else:
             self._failures.pop(what, None)
             self._counted = None
 
-    def are_final(self, what: str, error: Exception) -> bool:
+    def is_final(self, what: str, error: Exception) -> bool:
         """Whether to go on without `what`: asking again would not help."""
         kind = self._failure_of(error)
         if kind is Failure.OUTAGE:

@@ -33,7 +33,7 @@ class ShownRun:
     tracker: Tracker
     refusals: Refusals
     is_live: bool
-    """A run that is shown afterwards is not set to running again."""
+    """Whether a driver has the run now; else no stage of it is set to running."""
     config: TrainConfig | None = None
     """Has logins that the run's data may need and that run.json does not record."""
     statuses: dict[Stage, str] = field(default_factory=dict)
