@@ -120,7 +120,10 @@ class MlflowTracker:
                 points = [
                     replace(one, name=one.name.removeprefix(f"{BEST}/")) for one in batch.points
                 ]
-                self.runs.log_points(stage, lacking(self.runs, of, points), link)
+                new, of_deleted = lacking(self.runs, of, points)
+                self.runs.log_points(stage, new, link)
+                # The model keeps what a run gave it that somebody has deleted.
+                self.runs.log_points(stage, of_deleted)
                 if of:
                     self.runs.measured.update((of.model, one.name) for one in points)
         else:

@@ -64,12 +64,20 @@ def link_of(runs: MlflowRuns, of: Measured) -> ModelLink | None:
     return ModelLink(model.model_id, *data)
 
 
-def lacking(runs: MlflowRuns, of: Measured | None, points: Iterable[Point]) -> list[Point]:
-    """The points of metrics that the model does not have."""
+def lacking(
+    runs: MlflowRuns, of: Measured | None, points: Iterable[Point]
+) -> tuple[list[Point], list[Point]]:
+    """The points of metrics that the model does not have, and those it has of a deleted run."""
     model = known_models(runs).get(of.model) if of else None
-    has = {metric.key for metric in model.metrics or []} if model else set()
+    run_of = {metric.key: metric.run_id for metric in model.metrics or []} if model else {}
+    there = {runs.run_id("pipeline"), runs.run_id("evaluate"), runs.run_id(runs.training), None}
     given = {name for digest, name in runs.measured if of and digest == of.model}
-    return [one for one in points if one.name not in given and runs.naming(one.name) not in has]
+    new = [one for one in points if one.name not in given]
+    named = [(one, runs.naming(one.name)) for one in new]
+    return (
+        [one for one, key in named if key not in run_of],
+        [one for one, key in named if run_of.get(key) not in there],
+    )
 
 
 def delete_gone(runs: MlflowRuns, kept: Sequence[str], is_there: Callable[[str], bool]) -> None:
