@@ -29,13 +29,15 @@ MEASURE_COST = "train_core.engine.scoring.gate_rows:measure_cost"
 WORKER_FUNCTIONS = (TRAIN, MEASURE_SHARD, SCORE_PART, SCORE_ROWS, MEASURE_COST)
 """What a worker of the pool runs."""
 
-DELETE_TRACKING = "train_core.engine.tracking.existing_mlflow_runs:delete_runs"
-UNREGISTERED_CHECKPOINTS = "train_core.engine.tracking.models.lookups:unregistered_checkpoints"
+DELETE_TRACKING = "train_core.engine.tracking.mlflow.existing_runs:delete_runs"
+UNREGISTERED_CHECKPOINTS = (
+    "train_core.engine.tracking.mlflow.models.lookups:unregistered_checkpoints"
+)
 FORGET_MODELS = "train_core.engine.tracking.afterwards:forget_deleted"
 MIRROR_RUN = "train_core.engine.tracking.delivery.catch_up:catch_up_at"
 MIRROR_PREDICTIONS = "train_core.engine.tracking.afterwards:show_batch_inference"
 SHOW_GATE = "train_core.engine.tracking.afterwards:show_gate_at"
-SHOW_ALIASES = "train_core.engine.tracking.models.registered:show_aliases_of"
+SHOW_ALIASES = "train_core.engine.tracking.mlflow.models.registered:show_aliases_of"
 DASHBOARD_OF = "train_core.engine.cluster.jobs:dashboard_of"
 UPLOAD_CODE = "train_core.engine.cluster.jobs:upload_code"
 ISOLATED_FUNCTIONS = (

@@ -35,7 +35,7 @@ from train_core.engine.data.recorded_workload import with_monitor
 from train_core.engine.distributed.group import Group
 from train_core.engine.tools.provenance import fingerprint
 from train_core.engine.tracking.delivery.catch_up import catch_up
-from train_core.engine.tracking.models.registered import show_aliases
+from train_core.engine.tracking.mlflow.models.registered import show_aliases
 from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError, RunBusyError
 from train_core.loading import load_workload

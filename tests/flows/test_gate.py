@@ -31,7 +31,7 @@ from evertrain_flows.cli.app import main
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import mlflow_client
 from train_core.datasets.protocols import fetch
-from train_core.engine.tracking.models.lookups import model_id_of
+from train_core.engine.tracking.mlflow.models.lookups import model_id_of
 from train_core.loading import load_workload
 from train_core.results import ChampionEntry, GateResult, PredictionsResult, Report
 from train_core.storage.objects.store import Store

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from train_core.engine.tracking.follow import Follower, tracked_run
-from train_core.engine.tracking.mlflow_tracker import MlflowTracker
+from train_core.engine.tracking.mlflow.mlflow_tracker import MlflowTracker
 from train_core.engine.tracking.refusals import Refusals
 from train_core.engine.tracking.tracker import Tracker
 from train_core.storage.run_folder import RunFolder

@@ -9,8 +9,8 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.client.test_champions import MODEL, Models
-from train_core.engine.tracking.models.lookups import DIGEST_TAG
-from train_core.engine.tracking.models.registered import show_aliases
+from train_core.engine.tracking.mlflow.models.lookups import DIGEST_TAG
+from train_core.engine.tracking.mlflow.models.registered import show_aliases
 from train_core.errors import CheckpointError
 
 

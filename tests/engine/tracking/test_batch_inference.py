@@ -19,7 +19,7 @@ from train_core.client.isolated import mirror_predictions
 from train_core.engine.tracking.afterwards import show_batch_inference
 from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.engine.tracking.follow import tracked_run
-from train_core.engine.tracking.mlflow_runs import MlflowRuns
+from train_core.engine.tracking.mlflow.runs import MlflowRuns
 from train_core.engine.tracking.refusals import Refusals
 from train_core.engine.tracking.show_results import show_predictions
 from train_core.engine.tracking.tracker import Stage

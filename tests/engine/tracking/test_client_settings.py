@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from train_core.engine.tracking.client_settings import ONE_QUESTION, REPEATED_BY_CALLER
+from train_core.engine.tracking.mlflow.client_settings import ONE_QUESTION, REPEATED_BY_CALLER
 
 RETRIES, TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
 
 @pytest.fixture(autouse=True)
 def nothing_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train_core.engine.tracking.client_settings._applied", {})
+    monkeypatch.setattr("train_core.engine.tracking.mlflow.client_settings._applied", {})
     for name in (RETRIES, TIMEOUT):
         # Set first: what a test applies is taken away afterwards.
         monkeypatch.setenv(name, "")

@@ -24,7 +24,7 @@ from tests.engine.tracking.run_builder import RunBuilder
 from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.engine.tracking.follow import NOT_SHOWN
-from train_core.engine.tracking.mlflow_tracker import MlflowTracker
+from train_core.engine.tracking.mlflow.mlflow_tracker import MlflowTracker
 from train_core.engine.tracking.tracker import Stage, Status, Tracker
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus

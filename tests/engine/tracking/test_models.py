@@ -22,8 +22,8 @@ from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import Split
 from train_core.engine.driver.preparing.init_source import find_origin
 from train_core.engine.tracking.delivery.mirror import Mirror
-from train_core.engine.tracking.mlflow_tracker import MlflowTracker
-from train_core.engine.tracking.models.lookups import model_id_of, unregistered_checkpoints
+from train_core.engine.tracking.mlflow.mlflow_tracker import MlflowTracker
+from train_core.engine.tracking.mlflow.models.lookups import model_id_of, unregistered_checkpoints
 from train_core.engine.tracking.serving import SERVED_FILE
 from train_core.engine.tracking.tracker import ModelFiles, TrackedModel
 from train_core.errors import ConfigError, StorageError, TrackingError

@@ -31,9 +31,9 @@ from train_core.datasets.protocols import Split
 from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.engine.tracking.delivery.mirror import Mirror
 from train_core.engine.tracking.follow import NOT_SHOWN
-from train_core.engine.tracking.mlflow_server import failure_of
+from train_core.engine.tracking.mlflow.send_metrics import earlier_key_of, key_of
+from train_core.engine.tracking.mlflow.server import failure_of
 from train_core.engine.tracking.refusals import Failure
-from train_core.engine.tracking.send_metrics import earlier_key_of, key_of
 from train_core.engine.tracking.show_results import show_gate
 from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from train_core.engine.tracking.models.code import REQUIREMENTS
+from train_core.engine.tracking.mlflow.models.code import REQUIREMENTS
 
 LOAD = """
 import sys

@@ -1,4 +1,4 @@
-"""What trackers show of runs. MLflow is one; everything that imports it is here, too.
+"""What trackers show of runs. MLflow is one: `mlflow/`.
 
 A metric on its way to a tracker passes
 
@@ -7,7 +7,7 @@ A metric on its way to a tracker passes
 2. in the driver: `delivery/mirror` and `delivery/delivery_thread`, which call
    `delivery/run_sender` in a loop, and again after a failure
 3. `follow`: reads what the run folder has committed, and shows it by the verbs of `tracker`
-4. `mlflow_tracker`, `mlflow_runs` and `send_metrics`: the verbs as requests to MLflow
+4. `mlflow/mlflow_tracker`, `runs` and `send_metrics`: the verbs as requests to MLflow
 
 `delivery/catch_up` follows a run that no process drives: `evertrain mirror`.
 """

@@ -6,8 +6,8 @@ nothing else of the run is shown.
 
 from __future__ import annotations
 
-from train_core.engine.tracking.client_settings import ONE_QUESTION
 from train_core.engine.tracking.follow import Follower, tracked_run
+from train_core.engine.tracking.mlflow.client_settings import ONE_QUESTION
 from train_core.engine.tracking.refusals import Refusals
 from train_core.engine.tracking.show_models import show_models
 from train_core.engine.tracking.show_results import show_gate, show_predictions
@@ -73,13 +73,13 @@ def forget_deleted(run_url: str, tracking_uri: str) -> None:
 def _has_run(folder: RunFolder, tracking_uri: str) -> bool:
     ONE_QUESTION.apply()
     # Imported late: the settings have to be there before MLflow is.
-    from train_core.engine.tracking.existing_mlflow_runs import has_run
+    from train_core.engine.tracking.mlflow.existing_runs import has_run
 
     return has_run(folder, tracking_uri, folder.record().requested.experiment)
 
 
 def _follower(folder: RunFolder, tracking_uri: str) -> tuple[Follower, Refusals]:
-    from train_core.engine.tracking.mlflow_tracker import MlflowTracker
+    from train_core.engine.tracking.mlflow.mlflow_tracker import MlflowTracker
 
     record, refusals = folder.record(), Refusals(failure_of=MlflowTracker.failure_of)
     experiment = record.requested.experiment

@@ -110,7 +110,7 @@ def _show_measured(shown: ShownRun, checkpoints: Sequence[Commit]) -> bool:
 
 def _copy_weights(shown: ShownRun, checkpoint: Commit) -> str:
     """Let the checkpoint's model load and serve; its address."""
-    from train_core.engine.tracking.models.files import model_files
+    from train_core.engine.tracking.mlflow.models.files import model_files
 
     # The pin comes before the copy, which somebody may register and give an alias at once.
     why = "its model is in MLflow"

@@ -411,7 +411,7 @@ def test_who_was_replaced_does_not_say_how_the_run_ended(tmp_path: Path, trackin
 
 FIRST = """
 import sys
-from train_core.engine.tracking.mlflow_server import client_of
+from train_core.engine.tracking.mlflow.server import client_of
 client_of(sys.argv[1]).search_experiments()
 """
 

@@ -29,7 +29,7 @@ def find_origin(what: str, storage: str, tracking_uri: str) -> Origin:
     if what.startswith(_MODELS):
         if not tracking_uri:
             raise ConfigError(f"init_from {what!r} is a model in MLflow: give a tracking_uri")
-        from train_core.engine.tracking.models.lookups import checkpoint_of_model
+        from train_core.engine.tracking.mlflow.models.lookups import checkpoint_of_model
 
         what, digest = checkpoint_of_model(what, tracking_uri)
     folder, checkpoint = find_checkpoint(what, storage, prefer_best=True)

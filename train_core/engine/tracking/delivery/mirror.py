@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 def mlflow_tracker() -> type[Tracker]:
     """The tracker that shows runs in MLflow."""
-    from train_core.engine.tracking.mlflow_tracker import MlflowTracker
+    from train_core.engine.tracking.mlflow.mlflow_tracker import MlflowTracker
 
     return MlflowTracker
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from train_core.engine.tracking.client_settings import REPEATED_BY_CALLER
 from train_core.engine.tracking.journal_points import points_of, seconds
+from train_core.engine.tracking.mlflow.client_settings import REPEATED_BY_CALLER
 from train_core.engine.tracking.tracker import Points, Tracker
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus

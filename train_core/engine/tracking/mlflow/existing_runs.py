@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from train_core.engine.tracking.client_settings import ONE_QUESTION
-from train_core.engine.tracking.mlflow_server import all_pages, client_of, existing_client
+from train_core.engine.tracking.mlflow.client_settings import ONE_QUESTION
+from train_core.engine.tracking.mlflow.server import all_pages, client_of, existing_client
 from train_core.storage.run_folder import RunFolder
 
 ID_TAG = "evertrain.id"

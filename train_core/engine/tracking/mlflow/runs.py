@@ -15,11 +15,9 @@ from mlflow.entities import LoggedModel, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils import mlflow_tags
 
-from train_core.engine.tracking.existing_mlflow_runs import ID_TAG, STAGE_TAG
-from train_core.engine.tracking.mlflow_server import experiment_id, failure_of
-from train_core.engine.tracking.passing_client import passing_client
-from train_core.engine.tracking.refusals import Failure, Refusals
-from train_core.engine.tracking.send_metrics import (
+from train_core.engine.tracking.mlflow.existing_runs import ID_TAG, STAGE_TAG
+from train_core.engine.tracking.mlflow.passing_client import passing_client
+from train_core.engine.tracking.mlflow.send_metrics import (
     MAX_METRICS,
     ModelLink,
     Naming,
@@ -27,6 +25,8 @@ from train_core.engine.tracking.send_metrics import (
     key_of,
     metric_of,
 )
+from train_core.engine.tracking.mlflow.server import experiment_id, failure_of
+from train_core.engine.tracking.refusals import Failure, Refusals
 from train_core.engine.tracking.tracker import Data, Point, Stage, Status, TrackedRun
 from train_core.text.shown_text import without_secrets
 

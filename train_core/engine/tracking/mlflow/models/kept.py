@@ -12,16 +12,16 @@ from functools import partial
 
 from mlflow.entities import LoggedModel, LoggedModelStatus
 
-from train_core.engine.tracking.mlflow_runs import MlflowRuns
-from train_core.engine.tracking.mlflow_server import all_pages
-from train_core.engine.tracking.models.lookups import (
+from train_core.engine.tracking.mlflow.models.lookups import (
     CHECKPOINT_TAG,
     DIGEST_TAG,
     WEIGHTS_TAG,
     is_copied,
     registered_models,
 )
-from train_core.engine.tracking.send_metrics import ModelLink
+from train_core.engine.tracking.mlflow.runs import MlflowRuns
+from train_core.engine.tracking.mlflow.send_metrics import ModelLink
+from train_core.engine.tracking.mlflow.server import all_pages
 from train_core.engine.tracking.tracker import Measured, Point, TrackedModel
 
 REFERENCED = "referenced"

@@ -14,18 +14,18 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
-from train_core.engine.tracking.client_settings import ONE_QUESTION
-from train_core.engine.tracking.existing_mlflow_runs import ID_TAG
-from train_core.engine.tracking.mlflow_runs import MlflowRuns
-from train_core.engine.tracking.mlflow_server import all_pages, existing_client
-from train_core.engine.tracking.models.kept import known_models
-from train_core.engine.tracking.models.lookups import CHECKPOINT_TAG, DIGEST_TAG
-from train_core.engine.tracking.models.pages import (
+from train_core.engine.tracking.mlflow.client_settings import ONE_QUESTION
+from train_core.engine.tracking.mlflow.existing_runs import ID_TAG
+from train_core.engine.tracking.mlflow.models.kept import known_models
+from train_core.engine.tracking.mlflow.models.lookups import CHECKPOINT_TAG, DIGEST_TAG
+from train_core.engine.tracking.mlflow.models.pages import (
     MOST_CHAMPIONS,
     describe_model,
     save_view,
     version_description,
 )
+from train_core.engine.tracking.mlflow.runs import MlflowRuns
+from train_core.engine.tracking.mlflow.server import all_pages, existing_client
 from train_core.engine.tracking.tracker import GATE_TAG
 from train_core.errors import CheckpointError, ConfigError, TrackingError
 from train_core.policy.champion.model_names import CHALLENGER, CHAMPION

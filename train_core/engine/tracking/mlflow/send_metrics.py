@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 
 from mlflow.entities import Metric, RunTag
 
-from train_core.engine.tracking.passing_client import PassingClient
+from train_core.engine.tracking.mlflow.passing_client import PassingClient
 from train_core.engine.tracking.tracker import Point, Points
 
 MAX_METRICS = 999

@@ -9,8 +9,8 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel
 from mlflow.exceptions import MlflowException
 
-from train_core.engine.tracking.client_settings import ONE_QUESTION, REPEATED_BY_CALLER
-from train_core.engine.tracking.mlflow_server import all_pages, existing_client, is_refusal
+from train_core.engine.tracking.mlflow.client_settings import ONE_QUESTION, REPEATED_BY_CALLER
+from train_core.engine.tracking.mlflow.server import all_pages, existing_client, is_refusal
 from train_core.errors import StorageError, TrackingError
 from train_core.policy.logins import public_uri, without_login_of
 from train_core.storage.run_folder import RunFolder

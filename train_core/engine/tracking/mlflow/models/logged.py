@@ -22,10 +22,10 @@ from mlflow.types.schema import AnyType, ColSpec, Schema
 
 from train_core.datasets.arrays import is_null
 from train_core.engine.tracking import serving
-from train_core.engine.tracking.mlflow_runs import MlflowRuns
-from train_core.engine.tracking.models.code import code_of
-from train_core.engine.tracking.models.kept import known_models, model_of
-from train_core.engine.tracking.models.lookups import COPIED, WEIGHTS_TAG, is_copied
+from train_core.engine.tracking.mlflow.models.code import code_of
+from train_core.engine.tracking.mlflow.models.kept import known_models, model_of
+from train_core.engine.tracking.mlflow.models.lookups import COPIED, WEIGHTS_TAG, is_copied
+from train_core.engine.tracking.mlflow.runs import MlflowRuns
 from train_core.engine.tracking.tracker import ModelFiles, TrackedModel
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from train_core.engine.tracking.mlflow_server import made_client, may_take_half
+from train_core.engine.tracking.mlflow.server import made_client, may_take_half
 from train_core.engine.tracking.refusals import Refusals
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -124,7 +124,7 @@ class PassingClient(MlflowClient):
 
 
 def passing_client(tracking_uri: str, refusals: Refusals) -> PassingClient:
-    """A client as of `mlflow_server.client_of`."""
+    """A client as of `server.client_of`."""
     return made_client(tracking_uri, lambda: PassingClient(tracking_uri, refusals))
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from mlflow.entities import Dataset, DatasetInput, InputTag, Param
 from mlflow.utils import mlflow_tags
 
-from train_core.engine.tracking import mlflow_server
-from train_core.engine.tracking.mlflow_runs import MlflowRuns
-from train_core.engine.tracking.models.kept import delete_gone, lacking, link_of, model_of
-from train_core.engine.tracking.models.registered import register
+from train_core.engine.tracking.mlflow import server
+from train_core.engine.tracking.mlflow.models.kept import delete_gone, lacking, link_of, model_of
+from train_core.engine.tracking.mlflow.models.registered import register
+from train_core.engine.tracking.mlflow.runs import MlflowRuns
+from train_core.engine.tracking.mlflow.send_metrics import send_points
 from train_core.engine.tracking.refusals import Failure, Refusals
-from train_core.engine.tracking.send_metrics import send_points
 from train_core.engine.tracking.tracker import (
     DESCRIPTION,
     Data,
@@ -52,13 +52,13 @@ class MlflowTracker:
 
     @staticmethod
     def contact(uri: str, experiment: str) -> None:
-        """Ask MLflow for the experiment. Raises as `mlflow_server.contact`."""
-        mlflow_server.contact(uri, experiment)
+        """Ask MLflow for the experiment. Raises as `server.contact`."""
+        server.contact(uri, experiment)
 
     @staticmethod
     def failure_of(error: BaseException) -> Failure:
         """The kind of an error of MLflow's client."""
-        return mlflow_server.failure_of(error)
+        return server.failure_of(error)
 
     @property
     def place(self) -> Tracking:
@@ -143,7 +143,7 @@ class MlflowTracker:
         """Log a model that refers to its checkpoint; with `files`, one that MLflow serves."""
         if files:
             # Imported late: it loads torch, and what MLflow has for models.
-            from train_core.engine.tracking.models.logged import copy_files
+            from train_core.engine.tracking.mlflow.models.logged import copy_files
 
             return copy_files(self.runs, model, files)
         return f"models:/{model_of(self.runs, model).model_id}"

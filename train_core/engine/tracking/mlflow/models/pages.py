@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mlflow import MlflowClient
 
-from train_core.engine.tracking.send_metrics import key_of
+from train_core.engine.tracking.mlflow.send_metrics import key_of
 from train_core.engine.tracking.tracker import GATE_TAG
 from train_core.policy.metric_names import TEST, full_name
 from train_core.results import ChampionEntry, Decision, GateResult
