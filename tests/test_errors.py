@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import socket
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ from train_core.errors import (
     EvertrainError,
     StageError,
     UserCodeError,
+    WorkloadError,
     count_as_users,
     line_of_users_code,
     users_code,
@@ -100,6 +102,13 @@ def test_every_error_travels(kind: type[EvertrainError]) -> None:
     error = kind(*facts)
     rebuilt = rebuild(json.loads(json.dumps(describe("train", error))))
     assert (type(rebuilt), str(rebuilt), vars(rebuilt)) == (kind, str(error), vars(error))
+
+
+@pytest.mark.parametrize("fact", [Path("data"), {1}, object, b"\xff", float("nan")])
+def test_an_error_whose_facts_are_no_json_travels_as_text(fact: object) -> None:
+    error = WorkloadError(fact)
+    rebuilt = rebuild(json.loads(json.dumps(describe("train", error))))
+    assert (type(rebuilt), str(rebuilt)) == (WorkloadError, str(error))
 
 
 def test_a_users_own_error_is_the_nearest_of_ours() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,8 +80,17 @@ def describe(stage: str, error: BaseException) -> dict[str, Any]:
         # A user's subclass is described as the nearest class of ours, as its module may be missing
         # there.
         ours = next(kind for kind in type(error).__mro__ if kind in _TRAVELLING)
-        return {"type": ours.__name__, "facts": reduced[1]}
+        return {"type": ours.__name__, "facts": [_as_json(fact) for fact in reduced[1]]}
     return describe(stage, of_stage(stage, error))
+
+
+def _as_json(fact: object) -> object:
+    """The fact, or its text: what a user's code raises may hold anything."""
+    try:
+        json.dumps(fact)
+    except (TypeError, ValueError):
+        return str(fact)
+    return fact
 
 
 def rebuild(described: object) -> EvertrainError:

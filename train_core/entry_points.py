@@ -9,7 +9,7 @@ from __future__ import annotations
 DRIVER = "train_core.engine.driver.process_entry"
 """The driver process, which runs the stages of one run: started by `client.carriers.pipe`."""
 JOB = "train_core.engine.driver.job.entry"
-"""The driver as a job of a Ray cluster: submitted by `client.carriers.job_mailbox`."""
+"""The driver as a job of a Ray cluster: submitted by `client.carriers.job`."""
 ISOLATED_CALL = "train_core.engine.tools.isolated_call"
 """One function in a process of its own: started by `client.isolated`."""
 STANDALONE_RANK = "train_core.engine.tools.standalone"

@@ -63,9 +63,9 @@ class Driver:
         if request.config.ray_address == LOCAL:
             return cls(request, Pipe.start(on_log))
         # Imported late: a local run needs no client for HTTP.
-        from train_core.client.carriers.job_mailbox import JobMailbox
+        from train_core.client.carriers.job import JobCarrier
 
-        return cls(request, JobMailbox(request, on_log or _say_nothing))
+        return cls(request, JobCarrier(request, on_log or _say_nothing))
 
     @property
     def is_alive(self) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.services import free_port
 from tests.asked import train
 from train_core import TrainConfig
-from train_core.client.carriers.job_mailbox import JobMailbox
+from train_core.client.carriers.job import JobCarrier
 from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.client.driver_handle import Driver
 from train_core.errors import JobEndedError, ResourceError, StageError
@@ -68,7 +68,7 @@ class JobsThatDie(RayJobs):
         stop.wait()
 
 
-class MailboxOfJobsThatDie(JobMailbox):
+class CarrierOfJobsThatDie(JobCarrier):
     """Their cluster is not there."""
 
     def __init__(self, request: Request, jobs: RayJobs) -> None:
@@ -93,13 +93,13 @@ def request_to_train(folder: RunFolder) -> DriverRequest:
 def test_a_close_does_not_wait_for_a_job_that_is_being_submitted(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     jobs, request = JobsThatDie(folder), request_to_train(folder)
-    with Driver(request, MailboxOfJobsThatDie(request, jobs)) as driver:
+    with Driver(request, CarrierOfJobsThatDie(request, jobs)) as driver:
         driver.prepared()
         with pytest.raises(JobEndedError):
             train(driver)
         # Another try, as a session makes it, has another driver.
         assert not driver.is_alive
-    again = Driver(request, MailboxOfJobsThatDie(request, jobs))
+    again = Driver(request, CarrierOfJobsThatDie(request, jobs))
     assert jobs.entered.wait(30)
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(again.close, "KILLED")
@@ -124,7 +124,7 @@ def test_a_cluster_that_was_there_before_is_waited_for(storage_url: str) -> None
     lines: list[str] = []
 
     def driver() -> Driver:
-        return Driver(request, JobMailbox(request, lines.append, soon))
+        return Driver(request, JobCarrier(request, lines.append, soon))
 
     with driver() as at_once, pytest.raises(ResourceError, match="no Ray cluster answers"):
         at_once.prepared()

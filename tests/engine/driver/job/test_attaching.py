@@ -32,7 +32,7 @@ from tests.flows.mlflow_side import shown_at
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from tests.web import refusing_proxy
 from train_core import TrainConfig
-from train_core.client.carriers.job_mailbox import JobMailbox
+from train_core.client.carriers.job import JobCarrier
 from train_core.client.carriers.ray_jobs import RayJobs
 from train_core.client.driver_handle import Driver
 from train_core.errors import (
@@ -369,7 +369,7 @@ class AwayStore(Store):
 def test_a_job_that_dies_while_its_caller_cannot_reach_the_storage_is_missed(
     asked: Amendment, undisturbed: str
 ) -> None:
-    mailbox = JobMailbox(asked.request, asked.log.append)
+    mailbox = JobCarrier(asked.request, asked.log.append)
     mailbox._folder.store = AwayStore(asked.folder.url)
     with asked.training(Driver(asked.request, mailbox)):
         job = asked.job()

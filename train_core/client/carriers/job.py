@@ -1,4 +1,4 @@
-"""The mailbox of a job: calls to a driver that is a job of a cluster.
+"""Carries calls to a driver that is a job of a cluster, by the mailbox in the run folder.
 
 The job is named after the run and the attempt that it begins. One that drives the run already is
 attached to: it goes on where it is, and its results are this caller's, too. docs/design/attach.md
@@ -37,11 +37,11 @@ from train_core.text.shown_text import without_secrets
 from train_core.timing import TIMING, Timing
 
 
-class JobMailbox:
+class JobCarrier:
     """Carries the calls of one request to one job of the cluster at its `ray_address`.
 
     With `prepare`, the first call, it attaches to the job that drives the run, or submits one. It
-    serves for that job only: one that follows it has a mailbox of its own.
+    serves for that job only: a job that follows it has a carrier of its own.
     """
 
     def __init__(self, request: Request, on_log: Say, timing: Timing = TIMING) -> None:
