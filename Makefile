@@ -4,9 +4,9 @@ STAMP := .venv/.installed
 QUICK := not slow and not s3 and not table
 # Each of these loads a core and more; with three at a time they run out of time.
 KILLS := tests/compat/attempts/test_kills.py
-FAST := tests/policy tests/storage tests/datasets tests/engine/metrics \
-	$(patsubst %,tests/engine/checkpoint/test_%.py,row_shards snapshot state) \
-	tests/engine/tools/test_compare.py tests/engine/training/test_loop.py
+FAST := tests/policy tests/storage tests/datasets tests/rank/metrics \
+	$(patsubst %,tests/rank/checkpoint/test_%.py,row_shards snapshot state) \
+	tests/tools/test_compare.py tests/rank/test_loop.py
 
 # Many short processes import evertrain: with its bytecode kept, each starts sooner.
 unexport PYTHONDONTWRITEBYTECODE
@@ -47,7 +47,7 @@ test-all: $(STAMP) ## Run all tests, those that need an S3 server and the slow o
 	$(BIN)/pytest -n 2 $(KILLS)
 
 exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full table of exactness
-	$(BIN)/pytest tests/engine/training/test_exact.py tests/engine/training/test_entries.py --verbose --durations=12
+	$(BIN)/pytest tests/rank/test_exact.py tests/rank/test_entries.py --verbose --durations=12
 
 hostile: $(STAMP) ## Run the commands on 2,000 run folders that somebody has spoiled: most of an hour
 	$(BIN)/pytest tests/hostile -m table -s

@@ -28,7 +28,7 @@ COMMAND = "the command"
 KINDS = {
     # The raylet's command line has the worker's: it comes first.
     "raylet/raylet": "Ray's head and raylet",
-    "engine.driver.process_entry": "the driver",
+    "driver.process_entry": "the driver",
     "prefect.server": "Prefect's server",
     "TrainWorker": "the two workers",
     "ray::IDLE": "the two workers",

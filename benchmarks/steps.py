@@ -76,10 +76,10 @@ def train(shards: int) -> None:
     """Train a turn for each line of stdin; its seconds on stdout."""
     # Of the other checkout, whose path comes first.
     from train_core.config import TrainConfig
-    from train_core.engine.data.recorded_workload import with_monitor
-    from train_core.engine.distributed.group import Group
-    from train_core.engine.training.loop import Trainer
     from train_core.policy.checkpoints.save_schedule import SaveRules
+    from train_core.rank.data.recorded_workload import with_monitor
+    from train_core.rank.distributed.group import Group
+    from train_core.rank.loop import Trainer
     from train_core.storage.run_folder import RunFolder
 
     config = TrainConfig(

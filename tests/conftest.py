@@ -25,7 +25,7 @@ pytest_plugins = ["tests.plugins.order", "tests.plugins.reporting"]
 SCRIPT = Path(__file__).parent / "object-store.sh"
 BUCKET = "evertrain-tests"
 # Workloads of tests wait in their hooks, and a rehearsal takes a second of each of many runs:
-# tests/engine/driver/preparing/test_rehearsing.py has it.
+# tests/driver/preparing/test_rehearsing.py has it.
 os.environ[ACCEPT] = EVERYTHING
 # The tests share two cores: how long an example takes says nothing.
 hypothesis.settings.register_profile("shared", deadline=None)

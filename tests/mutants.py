@@ -43,7 +43,7 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "the commit's order: the manifest before the other ranks' files",
-        "train_core/engine/checkpoint/storing_thread.py",
+        "train_core/rank/checkpoint/storing_thread.py",
         "            files += self._files_of_others(save)\n"
         "            committed = self._insist(partial(self._commit, name, files, save))\n",
         "            committed = self._insist(partial(self._commit, name, files, save))\n"
@@ -73,13 +73,13 @@ MUTANTS = (
     ),
     Mutant(
         "the reducer's order: ranks' sums one after the other, not by the tree",
-        "train_core/engine/distributed/reducer.py",
+        "train_core/rank/distributed/reducer.py",
         "        mine = tree_sum(self._root, slices, lambda left, right: left.add_(right))\n",
         "        mine = sum(slices.values())\n",
     ),
     Mutant(
         "the reducer's order: shards are added as they come",
-        "train_core/engine/distributed/reducer.py",
+        "train_core/rank/distributed/reducer.py",
         "        while node in self._siblings and self._siblings[node][0] in self.sums:\n"
         "            left, parent = self._siblings[node]\n",
         "        while self.sums:\n"
@@ -112,13 +112,13 @@ MUTANTS = (
     ),
     Mutant(
         "a point mirrored twice: the entries of the last step that was sent",
-        "train_core/engine/tracking/journal_points.py",
+        "train_core/tracking/journal_points.py",
         "after.entries if step == after.step else 0",
         "0",
     ),
     Mutant(
         "a point mirrored twice: the position lags behind its metrics",
-        "train_core/engine/tracking/journal_points.py",
+        "train_core/tracking/journal_points.py",
         "            position = Position(step, len(found))\n",
         "            position = Position(step, len(found) - 1)\n",
     ),
@@ -148,13 +148,13 @@ MUTANTS = (
     ),
     Mutant(
         "a preflight's refusal: resources that can never be given",
-        "train_core/engine/cluster/resources.py",
+        "train_core/cluster/resources.py",
         "    if fewest > most:\n",
         "    if fewest > most + 8:\n",
     ),
     Mutant(
         "a preflight's refusal: a monitor that is not measured",
-        "train_core/engine/metrics/evaluation_loop.py",
+        "train_core/rank/metrics/evaluation_loop.py",
         "    if monitor not in names:\n",
         "    if not names:\n",
     ),

@@ -9,9 +9,9 @@ import pytest
 import train_core
 from tests.storage.samples import record
 from train_core import TrainConfig, extend_run, fit, fork_run, infer, open_run
-from train_core.engine.data.recorded_workload import load_recorded
-from train_core.engine.scoring.evaluate import load_model
 from train_core.errors import ConfigError
+from train_core.rank.data.recorded_workload import load_recorded
+from train_core.scoring.evaluate import load_model
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
 
@@ -32,7 +32,7 @@ def test_a_run_that_has_as_many_epochs_is_not_extended(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_is_extended_from_a_program(tmp_path: Path) -> None:
-    config = TrainConfig(workload="tests.engine.tiny:Tiny", batch_size=32, epochs=1)
+    config = TrainConfig(workload="tests.rank.tiny:Tiny", batch_size=32, epochs=1)
     first = fit(config, storage=str(tmp_path), run="run", on_log=None)
     longer = extend_run(open_run(str(tmp_path), "run"), "+1", on_log=None)
     assert longer.step == 2 * first.step
@@ -49,7 +49,7 @@ def test_what_was_fitted_follows_the_weights(tmp_path: Path) -> None:
 
     storage = str(tmp_path)
     config = TrainConfig(
-        workload="tests.engine.tagger:Tagger",
+        workload="tests.rank.tagger:Tagger",
         batch_size=16,
         epochs=1,
         num_workers=2,

@@ -6,40 +6,38 @@ pool or for an isolated call.
 
 from __future__ import annotations
 
-DRIVER = "train_core.engine.driver.process_entry"
+DRIVER = "train_core.driver.process_entry"
 """The driver process, which runs the stages of one run: started by `client.carriers.pipe`."""
-JOB = "train_core.engine.driver.job.entry"
+JOB = "train_core.driver.job.entry"
 """The driver as a job of a Ray cluster: submitted by `client.carriers.job`."""
-ISOLATED_CALL = "train_core.engine.tools.isolated_call"
+ISOLATED_CALL = "train_core.tools.isolated_call"
 """One function in a process of its own: started by `client.isolated`."""
-STANDALONE_RANK = "train_core.engine.tools.standalone"
+STANDALONE_RANK = "train_core.tools.standalone"
 """One rank without Ray, under torchrun: started by `client.verify_resume`."""
 PROGRAMS = (DRIVER, JOB, ISOLATED_CALL, STANDALONE_RANK)
 
-TRAIN = "train_core.engine.training.rank:train"
+TRAIN = "train_core.rank.training:train"
 """One rank of a training."""
-MEASURE_SHARD = "train_core.engine.scoring.evaluate:measure_one_shard"
+MEASURE_SHARD = "train_core.scoring.evaluate:measure_one_shard"
 """One shard of an evaluation."""
-SCORE_PART = "train_core.engine.scoring.predict:score_one_part"
+SCORE_PART = "train_core.scoring.predict:score_one_part"
 """One part of a batch inference."""
-SCORE_ROWS = "train_core.engine.scoring.gate_rows:score_rows"
+SCORE_ROWS = "train_core.scoring.gate_rows:score_rows"
 """One shard of the rows on which a gate compares two models."""
-MEASURE_COST = "train_core.engine.scoring.gate_rows:measure_cost"
+MEASURE_COST = "train_core.scoring.gate_rows:measure_cost"
 """The latency and the size of one model."""
 WORKER_FUNCTIONS = (TRAIN, MEASURE_SHARD, SCORE_PART, SCORE_ROWS, MEASURE_COST)
 """What a worker of the pool runs."""
 
-DELETE_TRACKING = "train_core.engine.tracking.mlflow.existing_runs:delete_runs"
-UNREGISTERED_CHECKPOINTS = (
-    "train_core.engine.tracking.mlflow.models.lookups:unregistered_checkpoints"
-)
-FORGET_MODELS = "train_core.engine.tracking.afterwards:forget_deleted"
-MIRROR_RUN = "train_core.engine.tracking.delivery.catch_up:catch_up_at"
-MIRROR_PREDICTIONS = "train_core.engine.tracking.afterwards:show_batch_inference"
-SHOW_GATE = "train_core.engine.tracking.afterwards:show_gate_at"
-SHOW_ALIASES = "train_core.engine.tracking.mlflow.models.registered:show_aliases_of"
-DASHBOARD_OF = "train_core.engine.cluster.jobs:dashboard_of"
-UPLOAD_CODE = "train_core.engine.cluster.jobs:upload_code"
+DELETE_TRACKING = "train_core.tracking.mlflow.existing_runs:delete_runs"
+UNREGISTERED_CHECKPOINTS = "train_core.tracking.mlflow.models.lookups:unregistered_checkpoints"
+FORGET_MODELS = "train_core.tracking.afterwards:forget_deleted"
+MIRROR_RUN = "train_core.tracking.delivery.catch_up:catch_up_at"
+MIRROR_PREDICTIONS = "train_core.tracking.afterwards:show_batch_inference"
+SHOW_GATE = "train_core.tracking.afterwards:show_gate_at"
+SHOW_ALIASES = "train_core.tracking.mlflow.models.registered:show_aliases_of"
+DASHBOARD_OF = "train_core.cluster.jobs:dashboard_of"
+UPLOAD_CODE = "train_core.cluster.jobs:upload_code"
 ISOLATED_FUNCTIONS = (
     DELETE_TRACKING,
     UNREGISTERED_CHECKPOINTS,

@@ -181,7 +181,7 @@ class Prepared(Result):
 
 
 class StandaloneTask(Result):
-    """What one start of `train_core.engine.tools.standalone` is asked to do."""
+    """What one start of `train_core.tools.standalone` is asked to do."""
 
     storage: str
     run: str

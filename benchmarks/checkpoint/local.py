@@ -69,7 +69,7 @@ class Restoring:
     def __init__(self, storage: str, state_mb: float) -> None:
         import torch
 
-        from train_core.engine.checkpoint.packing import pack
+        from train_core.rank.checkpoint.packing import pack
 
         self.rank = _alone(storage, state_mb)
         self.rank.turn(steps=1)
@@ -92,8 +92,8 @@ class Restoring:
         self.rank.close()
 
     def _ours(self) -> dict[str, Any]:
-        from train_core.engine.checkpoint.packing import pack
-        from train_core.engine.checkpoint.reader import load_state
+        from train_core.rank.checkpoint.packing import pack
+        from train_core.rank.checkpoint.reader import load_state
 
         return pack(load_state(self.rank.folder.store, self.checkpoint))[1]
 
@@ -159,9 +159,9 @@ class Opening:
 
     def open(self, run: str) -> float:
         """Seconds to open the run and to have the newest good checkpoint's state."""
-        from train_core.engine.checkpoint.reader import Assembly
-        from train_core.engine.checkpoint.restore import newest_good
-        from train_core.engine.distributed.group import Group
+        from train_core.rank.checkpoint.reader import Assembly
+        from train_core.rank.checkpoint.restore import newest_good
+        from train_core.rank.distributed.group import Group
         from train_core.storage.run_folder import RunFolder
 
         begin = time.perf_counter()

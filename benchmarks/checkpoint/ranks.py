@@ -22,9 +22,7 @@ from typing import Any, Self
 from benchmarks.services import free_port
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(
-    ["train_core.engine.training.loop", "benchmarks.checkpoint.training"]
-)
+_PROCESSES.set_forkserver_preload(["train_core.rank.loop", "benchmarks.checkpoint.training"])
 
 Main = Callable[[dict[str, Any]], Callable[..., Any]]
 """What makes of a rank's task the function that carries out its commands."""

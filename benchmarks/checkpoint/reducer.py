@@ -52,9 +52,9 @@ class Rank:
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
-        from train_core.engine.distributed.buffers import Buffers
-        from train_core.engine.distributed.group import Group
-        from train_core.engine.distributed.reducer import Reducer
+        from train_core.rank.distributed.buffers import Buffers
+        from train_core.rank.distributed.group import Group
+        from train_core.rank.distributed.reducer import Reducer
         from train_core.workloads.resnet import ResNet18
 
         torch.set_num_threads(1)

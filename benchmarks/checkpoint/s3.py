@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.checkpoint.bench import BUCKET, Bench
 from benchmarks.checkpoint.ranks import Ranks
 from benchmarks.checkpoint.training import Rank
-from train_core.engine.checkpoint.reader import load_state
+from train_core.rank.checkpoint.reader import load_state
 from train_core.storage.objects.store import Store
 from train_core.storage.records.verified_files import write_file
 

@@ -24,14 +24,14 @@ import psutil
 from benchmarks.mirror.loop import GO, METRICS_PER_STEP, metrics_of_step
 from benchmarks.report import Report
 from evertrain_flows.databases import create_tracking_database
-from tests.engine.tracking.run_builder import BEGIN_S, RunBuilder
-from train_core.engine.tracking.delivery.mirror import Mirror
-from train_core.engine.tracking.mlflow.client_settings import REPEATED_BY_CALLER
+from tests.tracking.run_builder import BEGIN_S, RunBuilder
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import SAMPLES_PER_S
 from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import RunFolder
 from train_core.timing import TrackingTiming
+from train_core.tracking.delivery.mirror import Mirror
+from train_core.tracking.mlflow.client_settings import REPEATED_BY_CALLER
 
 ROUNDS, LOOP_STEPS, SENT_STEPS = 5, 1000, 5000
 POINTS_PER_REQUEST = 1000

@@ -16,9 +16,9 @@ from itertools import pairwise
 
 import torch
 
-from tests.engine.tracking.run_builder import RunBuilder
-from train_core.engine.checkpoint.journal_buffer import JournalBuffer
+from tests.tracking.run_builder import RunBuilder
 from train_core.policy.metric_names import SAMPLES_PER_S, TRAIN_LOSS
+from train_core.rank.checkpoint.journal_buffer import JournalBuffer
 from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter

@@ -155,7 +155,7 @@ def watch(training: Training, report: Report) -> None:
     wait_until(lambda: len(training.notes.steps()) > 20)
     ranks = [training.notes.rank(number) for number in range(NUM_RANKS)]
     pids = {rank["pid"] for rank in ranks}
-    driver = child(psutil.Process(), "train_core.engine.driver.process_entry")
+    driver = child(psutil.Process(), "train_core.driver.process_entry")
     # Those of Ray that do not train, and hold no copy of a rank.
     of_ray = [one for one in driver.children(recursive=True) if one.pid not in pids]
 

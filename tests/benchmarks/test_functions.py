@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.functions.__main__ import KEYS, POLL, POLL_S
-from train_core.engine.driver.ray_session import ray_train_settings
+from train_core.driver.ray_session import ray_train_settings
 from train_core.timing import TIMING
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ from typing import Any
 
 from tests.chaos.growing import Growing, GrowingSettings, files_of
 from tests.chaos.pipeline import unfinished
-from tests.engine import alone
-from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
+from tests.rank import alone
+from tests.rank.digests import digest_of_training
 from train_core.datasets.protocols import SPLITS
 from train_core.results import Report
 from train_core.storage.coordination import lease

@@ -17,8 +17,8 @@ import psutil
 import pyarrow.parquet as pq
 
 from tests.chaos.stages import SHOWN, is_held
-from tests.engine.digests import digest_of_training
 from tests.flows.mlflow_side import shown_at
+from tests.rank.digests import digest_of_training
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import Report
 from train_core.storage.cleanup.orphans import find_orphans

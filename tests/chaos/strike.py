@@ -164,7 +164,7 @@ def victims(
     if fault.victim == "nobody" or flow.poll() is not None:
         return []
     if fault.victim == "the job":
-        wanted = ["train_core.engine.driver.job.entry", folder.storage, folder.name]
+        wanted = ["train_core.driver.job.entry", folder.storage, folder.name]
         return [
             process
             for process in psutil.process_iter(["cmdline"])
@@ -184,7 +184,7 @@ def victims(
                     found.append(process)
         return found
     known = {
-        "the driver": "train_core.engine.driver.process_entry",
+        "the driver": "train_core.driver.process_entry",
         "the raylet": "raylet/raylet",
         "the head": "gcs_server",
     }

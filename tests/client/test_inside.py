@@ -23,7 +23,7 @@ from train_core.loading import load_workload
 from train_core.requests import DriverRequest
 
 SCRIPT = """\
-from tests.engine.tiny import Tiny as Base
+from tests.rank.tiny import Tiny as Base
 from train_core import TrainConfig, fit
 
 
@@ -107,7 +107,7 @@ def test_whatever_imports_the_workload_refuses_it(
 
 
 def test_a_workload_that_a_command_runs_starts_no_run(tmp_path: Path) -> None:
-    config = TrainConfig(workload="tests.engine.tiny:Tiny")
+    config = TrainConfig(workload="tests.rank.tiny:Tiny")
     with (
         pytest.raises(WorkloadError, match="starts a run inside evertrain: start it from a pro"),
         users_code_in_command("check", config.workload),
@@ -155,9 +155,9 @@ def test_code_inside_a_process_of_evertrain_starts_no_run_by_any_way(
     # Restored at the end, as the variable was set through it.
     monkeypatch.setenv("EVERTRAIN_INSIDE", "")
     mark_this_process("worker")
-    config = TrainConfig(workload="tests.engine.tiny:Tiny")
+    config = TrainConfig(workload="tests.rank.tiny:Tiny")
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
-    proof = VerifyResumeRequest(workload="tests.engine.tiny:Tiny", storage=str(tmp_path))
+    proof = VerifyResumeRequest(workload="tests.rank.tiny:Tiny", storage=str(tmp_path))
     for start in (
         lambda: fit(config, storage=str(tmp_path), run="run"),
         lambda: Driver.start(request),

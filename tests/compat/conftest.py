@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.compat.reports.ranks import Ranks
-from tests.engine.alone import create
+from tests.rank.alone import create
 from train_core import TrainConfig
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, next_attempt

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat.reports.ranks import Ranks, write
-from train_core.engine.ray_train.init_folder import find_reported, pinned_origin, reported_at
+from train_core.functions.init_folder import find_reported, pinned_origin, reported_at
 from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.records.names import PINS
 from train_core.storage.records.run_record import Origin

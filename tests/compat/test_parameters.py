@@ -13,9 +13,9 @@ from evertrain_flows.parameters import RetrainParameters
 from tests.storage.samples import record
 from train_core import TrainConfig
 from train_core.config import FunctionTraining, WorkloadTraining
-from train_core.engine.tracking.description.parameters import parameters
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, ReportedFolder
 from train_core.storage.records.names import check_reported_name, is_of_function
+from train_core.tracking.description.parameters import parameters
 
 FUNCTION = "package.module:function"
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.engine.ray_train.reports.plain_metrics import numbers_and_texts, plain
+from train_core.functions.reports.plain_metrics import numbers_and_texts, plain
 
 PLAIN = (bool, int, float, str, list, dict, type(None))
 

@@ -17,8 +17,8 @@ from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
-from train_core.engine.cluster.runtime import _job_config
-from train_core.engine.driver.ray_session import ray_train_settings
+from train_core.cluster.runtime import _job_config
+from train_core.driver.ray_session import ray_train_settings
 from train_core.storage.records.names import RAY_SNAPSHOT_JSON
 from train_core.timing import FunctionTiming
 
@@ -108,7 +108,7 @@ def test_one_file_uses_private_names_of_ray_train() -> None:
         for path in PRODUCT.rglob("*.py")
         if "ray.train" in (text := path.read_text()) and "._internal" in text
     }
-    assert users == {"engine/ray_train/ray_private_hooks.py"}
+    assert users == {"functions/ray_private_hooks.py"}
 
 
 def test_workers_are_not_told_to_look_into_the_current_directory() -> None:

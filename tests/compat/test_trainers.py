@@ -13,8 +13,8 @@ from ray.train.torch import TorchTrainer
 
 from tests.compat.functions.reference_functions import keep_best, keep_most_recent
 from train_core import TrainConfig
-from train_core.engine.ray_train.trainer_settings import with_trainers_settings
 from train_core.errors import UserCodeError, WorkloadError
+from train_core.functions.trainer_settings import with_trainers_settings
 
 
 def train_nothing(config: dict[str, Any]) -> None:

@@ -23,10 +23,10 @@ from train_core.datasets import faulty_files
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.faulty_files import naming, reading
 from train_core.datasets.protocols import fetch
-from train_core.engine.data.batches import prepare
-from train_core.engine.data.data_processes import load_ahead
 from train_core.errors import DataError, EvertrainError, UserCodeError, users_code
 from train_core.policy.samples.randomness import SampleRandom
+from train_core.rank.data.batches import prepare
+from train_core.rank.data.data_processes import load_ahead
 from train_core.workload import indexed
 
 

@@ -20,10 +20,10 @@ from train_core.client.checkpoints import verify_run
 from train_core.client.run_summaries import list_runs
 from train_core.client.runs import open_run
 from train_core.config import TrainConfig
-from train_core.engine.data.recorded_workload import with_monitor
-from train_core.engine.distributed.group import Group
-from train_core.engine.training.loop import Trainer
 from train_core.loading import load_workload
+from train_core.rank.data.recorded_workload import with_monitor
+from train_core.rank.distributed.group import Group
+from train_core.rank.loop import Trainer
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
 

@@ -31,15 +31,12 @@ from train_core.client.checkpoints import verify_run
 from train_core.client.run import Run
 from train_core.client.run_summaries import list_runs, run_status
 from train_core.client.runs import fork_run, prune_run, retention_rules
-from train_core.engine.data.recorded_workload import with_monitor
-from train_core.engine.distributed.group import Group
-from train_core.engine.tools.provenance import fingerprint
-from train_core.engine.tracking.delivery.catch_up import catch_up
-from train_core.engine.tracking.mlflow.models.registered import show_aliases
-from train_core.engine.training.loop import Trainer
 from train_core.errors import ConfigError, RunBusyError
 from train_core.loading import load_workload
 from train_core.policy.checkpoints.retention import RetentionRules
+from train_core.rank.data.recorded_workload import with_monitor
+from train_core.rank.distributed.group import Group
+from train_core.rank.loop import Trainer
 from train_core.results import GateResult, ModelVersion
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.records.manifest import EvaluationManifest
@@ -47,6 +44,9 @@ from train_core.storage.records.names import EVALUATIONS
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
 from train_core.timing import TIMING
+from train_core.tools.provenance import fingerprint
+from train_core.tracking.delivery.catch_up import catch_up
+from train_core.tracking.mlflow.models.registered import show_aliases
 
 pytestmark = pytest.mark.promise("earlier-versions")
 

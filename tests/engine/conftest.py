@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from benchmarks.services import ray_cluster
-from tests.engine.ranks import processes
 from tests.plugins.leaks import Belongings
+from tests.ranks import processes
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.alone import run as train_alone
-from tests.engine.digests import digest_of_training
-from tests.engine.growing import write_splits
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import runs_in_mlflow
+from tests.rank.alone import run as train_alone
+from tests.rank.digests import digest_of_training
+from tests.rank.growing import write_splits
 from train_core.results import Report
 from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.run_folder import RunFolder
@@ -32,7 +32,7 @@ def test_files_that_come_after_prepare_change_neither_the_numbers_nor_the_record
         "--run",
         "grown",
         "--workload",
-        "tests.engine.growing:Overnight",
+        "tests.rank.growing:Overnight",
         "--settings",
         json.dumps({"data": data["growing"]}),
         "--gpus-per-worker",
@@ -54,7 +54,7 @@ def test_files_that_come_after_prepare_change_neither_the_numbers_nor_the_record
         "test": 1,
     }
     alone = RunFolder(str(tmp_path / "alone"), "alone")
-    workload = "tests.engine.growing:Named"
+    workload = "tests.rank.growing:Named"
     train_alone(alone, workload=workload, settings={"data": data["still"]})
     assert digest_of_training(folder) == digest_of_training(alone)
     report = Report.model_validate(folder.report())
@@ -83,7 +83,7 @@ def test_one_rank_with_other_data_ends_the_run_at_once_and_in_plain_words(
         "--run",
         "apart",
         "--workload",
-        "tests.engine.growing:OneRankElsewhere",
+        "tests.rank.growing:OneRankElsewhere",
         "--settings",
         json.dumps({"data": str(tmp_path)}),
         "--gpus-per-worker",

@@ -31,10 +31,10 @@ from tests.hostile.spoiling import KNOWN, QUICK, SECONDS, Spoil, spoilers
 from tests.hostile.whole_run import NEWEST, whole_run
 from tests.marks import SLOW
 from train_core.client import isolated
-from train_core.engine.tools.isolated_call import call
 from train_core.errors import EvertrainError
 from train_core.storage.run_folder import RunFolder
 from train_core.timing import TIMING
+from train_core.tools.isolated_call import call
 
 LIMIT_S = 5.0
 LIMIT_BYTES = 2**30

@@ -9,9 +9,9 @@ import pytest
 from evertrain_flows.cli.app import main
 from tests.hostile.spoiling import KNOWN, Spoil, has_bytes, says
 from tests.hostile.whole_run import whole_run
-from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.errors import CheckpointError, ConfigError
 from train_core.storage.run_folder import RunFolder
+from train_core.tracking.delivery.catch_up import catch_up
 
 REPORT = "report.json"
 MEND = ". Delete it: `evertrain runs resume run` writes it anew"

@@ -33,36 +33,36 @@ for half a minute at the end, in which the others have nothing to do.
 """
 LONGEST = (
     "compat/attempts/test_kills",
-    *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "engine/driver/job/test_attaching"),
-    *("compat/reports/test_reports", "hostile/test_hostile_folders", "engine/driver/test_driver"),
-    *("engine/driver/test_gate_stages", "engine/cluster/test_pool"),
+    *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "driver/job/test_attaching"),
+    *("compat/reports/test_reports", "hostile/test_hostile_folders", "driver/test_driver"),
+    *("driver/test_gate_stages", "cluster/test_pool"),
     *(
-        "engine/training/test_exact",
-        "engine/driver/attempts/test_launchers",
+        "rank/test_exact",
+        "driver/attempts/test_launchers",
         "flows/deployment/test_schedule",
     ),
     *(
         "chaos/servers/test_storage",
         "flows/deployment/test_server_lost",
-        "engine/training/test_entries",
+        "rank/test_entries",
     ),
     *(
-        "engine/checkpoint/test_crash_save",
+        "rank/checkpoint/test_crash_save",
         "storage/objects/test_store_faults",
-        "engine/checkpoint/test_hostile",
+        "rank/checkpoint/test_hostile",
     ),
-    *("engine/cluster/test_gpus", "engine/tools/test_standalone"),
+    *("cluster/test_gpus", "tools/test_standalone"),
 )
 """As `--phases` tells; a list that is old costs seconds, and nothing else."""
 MEASURES_TIME = (
     *(
-        "engine/tracking/test_mlflow_server",
+        "tracking/test_mlflow_server",
         "storage/coordination/test_lease",
         "tasks/test_server_connection",
     ),
     *(
-        "engine/driver/job/test_entry",
-        "engine/training/test_hang",
+        "driver/job/test_entry",
+        "rank/test_hang",
         "storage/objects/test_retry_policy",
     ),
     "storage/objects/test_standstill",
@@ -71,10 +71,10 @@ MEASURES_TIME = (
 begun first have ended; and no test of these runs beside one that loads both cores.
 """
 LOADS_BOTH_CORES = (
-    *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "engine/driver/test_driver"),
-    *("engine/driver/attempts/test_launchers", "engine/driver/job/test_attaching"),
-    *("engine/training/test_exact", "engine/training/test_entries", "flows/test_secrets"),
-    *("engine/driver/test_gate_stages", "flows/test_gate", "compat/attempts/test_kills"),
+    *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "driver/test_driver"),
+    *("driver/attempts/test_launchers", "driver/job/test_attaching"),
+    *("rank/test_exact", "rank/test_entries", "flows/test_secrets"),
+    *("driver/test_gate_stages", "flows/test_gate", "compat/attempts/test_kills"),
 )
 """Whole pipelines and trainings, by how their groups begin."""
 

@@ -26,7 +26,7 @@ LEFT_OUT_BY_MARK = {
     "slow": "slow",
     "s3": "S3",
     "skipif": "not on every machine",
-    # Those of the tests of several nodes, from tests/cluster/ray_nodes.py.
+    # Those of the tests of several nodes, from tests/nodes/ray_nodes.py.
     "MARKS": "slow",
 }
 LEFT_OUT_BY_FIXTURE = {"real_data": "MNIST's files", "object_store": "S3"}

@@ -57,7 +57,7 @@ def test_a_promise_is_held_by_a_test_that_names_it(tests: Path, page: Path) -> N
             {"marks": MARKED, "head": "pytestmark = [pytest.mark.timeout(9), pytest.mark.slow]"},
             id="all slow, in a list",
         ),
-        pytest.param({"marks": MARKED, "head": "pytestmark = MARKS"}, id="those of tests/cluster"),
+        pytest.param({"marks": MARKED, "head": "pytestmark = MARKS"}, id="those of tests/nodes"),
         pytest.param({"marks": MARKED, "head": "pytestmark = [*MARKS, 1]"}, id="those and more"),
         pytest.param({"marks": MARKED, "arguments": "object_store: str"}, id="an S3 server"),
         pytest.param(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.ranks import processes
+from tests.ranks import processes
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.engine import alone
 from tests.pytorch.case import CaseSettings, CaseWorkload
 from tests.pytorch.oracle import Oracle
+from tests.rank import alone
 from train_core.config import TrainConfig
-from train_core.engine.data.recorded_workload import with_monitor
-from train_core.engine.distributed.group import Group
-from train_core.engine.training.loop import Trainer
+from train_core.rank.data.recorded_workload import with_monitor
+from train_core.rank.distributed.group import Group
+from train_core.rank.loop import Trainer
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
 from train_core.storage.run_folder import RunFolder
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from train_core.config import TrainConfig
-from train_core.engine.tools.plain_training import CPU, PlainTraining
 from train_core.policy.samples.randomness import AUGMENT, SampleRandom, derive_seed
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
+from train_core.tools.plain_training import CPU, PlainTraining
 from train_core.workload import Workload, seed_generators
 
 _FIRST_SEED = 67280421310721

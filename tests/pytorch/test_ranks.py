@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.ranks.processes import train
 from tests.marks import SLOW
 from tests.pytorch.engine import config_of
+from tests.ranks.processes import train
 
 ROWS = [
     ("a head that some shards leave out", (3,)),

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine import alone
 from tests.pytorch.engine import config_of, differences, engine, oracle
-from train_core.engine.data.recorded_workload import with_monitor
-from train_core.engine.distributed.group import Group
-from train_core.engine.training.loop import Trainer
+from tests.rank import alone
+from train_core.rank.data.recorded_workload import with_monitor
+from train_core.rank.distributed.group import Group
+from train_core.rank.loop import Trainer
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
 

@@ -29,11 +29,11 @@ OF_DATA = {
     ("train_core/datasets/files.py", "store.chunks"),
     ("train_core/datasets/files.py", "store.load"),
     ("train_core/datasets/files.py", "store.read"),
-    ("train_core/engine/data/formats.py", "store.read"),
-    ("train_core/engine/data/input_files.py", "self._store.piece"),
-    ("train_core/engine/data/input_files.py", "store.chunks"),
-    ("train_core/engine/data/input_files.py", "store.read"),
-    ("train_core/engine/driver/preparing/init_source.py", "store.chunks"),
+    ("train_core/rank/data/formats.py", "store.read"),
+    ("train_core/rank/data/input_files.py", "self._store.piece"),
+    ("train_core/rank/data/input_files.py", "store.chunks"),
+    ("train_core/rank/data/input_files.py", "store.read"),
+    ("train_core/driver/preparing/init_source.py", "store.chunks"),
     ("train_core/workloads/idx.py", "store.piece"),
     ("train_core/workloads/idx.py", "store.read"),
     ("train_core/workloads/resnet.py", "DataStore(folder).read"),
@@ -50,21 +50,21 @@ PARSERS = {
     ("train_core/client/isolated.py", "json.loads"),
     ("train_core/client/verify_resume.py", "json.loads"),
     ("train_core/differences.py", "json.loads"),
-    ("train_core/engine/distributed/rank_mailbox.py", "json.loads"),
-    ("train_core/engine/distributed/stop_requests.py", "StopRequest.model_validate_json"),
-    ("train_core/engine/driver/pipe_transport.py", "json.loads"),
-    ("train_core/engine/ray_train/reports/channel.py", "json.loads"),
-    ("train_core/engine/ray_train/reports/committer.py", "Entry.model_validate_json"),
+    ("train_core/rank/distributed/rank_mailbox.py", "json.loads"),
+    ("train_core/rank/distributed/stop_requests.py", "StopRequest.model_validate_json"),
+    ("train_core/driver/pipe_transport.py", "json.loads"),
+    ("train_core/functions/reports/channel.py", "json.loads"),
+    ("train_core/functions/reports/committer.py", "Entry.model_validate_json"),
     # What Ray's dashboard says of a job.
     ("train_core/client/carriers/ray_jobs.py", "_JobInfo.model_validate_json"),
     # What was written a line before.
-    ("train_core/engine/rehearsal/steps.py", "json.loads"),
-    ("train_core/engine/tools/isolated_call.py", "json.load"),
-    ("train_core/engine/tools/standalone.py", "StandaloneTask.model_validate_json"),
+    ("train_core/rehearsal/steps.py", "json.loads"),
+    ("train_core/tools/isolated_call.py", "json.load"),
+    ("train_core/tools/standalone.py", "StandaloneTask.model_validate_json"),
     # What pip wrote beside an installed distribution.
     ("train_core/own_code.py", "json.loads"),
     # A model in MLflow, in the folder that MLflow has loaded.
-    ("train_core/engine/tracking/serving.py", "Served.model_validate_json"),
+    ("train_core/tracking/mlflow/serving.py", "Served.model_validate_json"),
 }
 
 
@@ -114,7 +114,7 @@ def test_json_of_a_storage_is_parsed_at_the_door_only() -> None:
 def test_a_users_data_are_read_by_a_store_of_their_own() -> None:
     assert {path for path in sources() if made("DataStore", (ROOT / path).read_text())} == {
         *("train_core/datasets/files.py", "train_core/datasets/sources.py"),
-        *("train_core/engine/data/inputs.py", "train_core/storage/addresses.py"),
+        *("train_core/rank/data/inputs.py", "train_core/storage/addresses.py"),
         *("train_core/workloads/idx.py", "train_core/workloads/resnet.py"),
     }
     assert (Store.follows_links, DataStore.follows_links) == (False, True)

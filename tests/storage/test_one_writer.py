@@ -28,9 +28,9 @@ WRITERS_OF_RECORDS = {"write_file", "append", "amend", "mark_quarantined"}
 CHANGES = {name for name in vars(Store) if not name.startswith("_")} - set(vars(StoreReader))
 ELSEWHERE = {
     ("train_core/client/verify_resume.py", "Store(runs).delete"),
-    ("train_core/engine/driver/preparing/function_checks.py", "Store(request.storage).probe"),
-    ("train_core/engine/driver/preparing/preflight.py", "Store(request.storage).probe"),
-    ("train_core/engine/tools/export.py", "store.write"),
+    ("train_core/driver/preparing/function_checks.py", "Store(request.storage).probe"),
+    ("train_core/driver/preparing/preflight.py", "Store(request.storage).probe"),
+    ("train_core/tools/export.py", "store.write"),
 }
 """Its own temporary runs; the check of a storage; a file of weights that is exported anywhere."""
 

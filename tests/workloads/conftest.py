@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.engine.ranks import processes
+from tests.ranks import processes
 from tests.workloads.pages import EXAMPLES
 
 

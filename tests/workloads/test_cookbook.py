@@ -13,21 +13,21 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.engine import alone
-from tests.engine.digests import digest_of_training, journal_of
-from tests.engine.ranks.processes import train
 from tests.marks import SLOW
+from tests.rank import alone
+from tests.rank.digests import digest_of_training, journal_of
+from tests.ranks.processes import train
 from tests.workloads.pages import DOCS, EXAMPLES, blocks_of, not_in_files
 from train_core import ArrayDataset, Split, Workload, open_run
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import fetch
-from train_core.engine.checkpoint.reader import load_state
-from train_core.engine.data.fitted import give, load_without_data
-from train_core.engine.data.recorded_workload import with_monitor
-from train_core.engine.rehearsal.check import rehearse_workload
 from train_core.loading import load_workload
 from train_core.policy.samples.randomness import SampleRandom
 from train_core.policy.samples.sample_order import order_generator
+from train_core.rank.checkpoint.reader import load_state
+from train_core.rank.data.fitted import give, load_without_data
+from train_core.rank.data.recorded_workload import with_monitor
+from train_core.rehearsal.check import rehearse_workload
 from train_core.storage.run_folder import RunFolder
 
 PAGE = (DOCS / "cookbook.md").read_text()

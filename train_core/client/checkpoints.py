@@ -140,7 +140,7 @@ def export_weights(
     if not overwrite and store.exists(key):
         raise ConfigError(f"{store.uri(key)} exists: name another file, or overwrite it (--force)")
     with garbage_collection_paused():
-        from train_core.engine.tools import export
+        from train_core.tools import export
     folder = folder_of(run)
     return export.export_weights(folder, folder.find(str(checkpoint.name)), store, key)
 

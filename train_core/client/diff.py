@@ -92,7 +92,7 @@ def diff(a: str, b: str, storage: str) -> Diff:
         if (newest_a.name, newest_b.name) != (of_a.name, of_b.name):
             pairs.append((newest_a, newest_b))
     with garbage_collection_paused():
-        from train_core.engine.tools.compare import compare_checkpoints
+        from train_core.tools.compare import compare_checkpoints
     checkpoints, *newest = [
         compare_checkpoints(folder_a, in_a, folder_b, in_b) for in_a, in_b in pairs
     ]
@@ -113,7 +113,7 @@ def compare_runs(a: Run | RunFolder, b: Run | RunFolder) -> RunsComparison:
     Raises CheckpointError if one cannot be read.
     """
     with garbage_collection_paused():
-        from train_core.engine.tools import compare
+        from train_core.tools import compare
     return compare.compare_runs(folder_of(a), folder_of(b))
 
 

@@ -2,7 +2,7 @@
 
 Once undisturbed, once killed and resumed, and once in plain PyTorch; all is compared to the bit.
 The ranks are real processes under torchrun with gloo, without Ray, and the kill is a SIGKILL. They
-run `train_core.engine.tools.standalone`. The comparison, and plain PyTorch, run in this process,
+run `train_core.tools.standalone`. The comparison, and plain PyTorch, run in this process,
 which imports torch for them.
 """
 
@@ -177,7 +177,7 @@ def _train_plainly(task: StandaloneTask, folder: Path, on_step: OnStep | None) -
     try:
         with users_code_in_command("verify-resume", task.config.workload):
             with garbage_collection_paused():
-                from train_core.engine.tools.standalone import train_plainly
+                from train_core.tools.standalone import train_plainly
             train_plainly(task, task_file)
     except ConfigError as error:
         return str(error)

@@ -1,6 +1,6 @@
 """The decision after an attempt: another one, after a pause, or the end of the training.
 
-`engine/driver/attempts/supervisor.py` carries it out.
+`driver/attempts/supervisor.py` carries it out.
 """
 
 from __future__ import annotations

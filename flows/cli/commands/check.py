@@ -46,7 +46,7 @@ class CheckCommand(BaseModel):
         config = self._config()
         with users_code_in_command("check", self.workload):
             with garbage_collection_paused():
-                from train_core.engine.rehearsal.check import check_workload
+                from train_core.rehearsal.check import check_workload
             found = check_workload(with_accepted(config))
         is_refused = any(one.is_refused for one in found.findings if one.name not in found.accepted)
         if self.as_json:

@@ -8,10 +8,10 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from train_core.engine.ray_train.attempt import cause_of
-from train_core.engine.ray_train.reports.channel import DriverLostError
-from train_core.engine.ray_train.task import DamagedFolderError, TrainingEnds
 from train_core.errors import CheckpointError, FencedError, StorageError, UserCodeError
+from train_core.functions.attempt import cause_of
+from train_core.functions.reports.channel import DriverLostError
+from train_core.functions.task import DamagedFolderError, TrainingEnds
 
 DEATH = WorkerHealthCheckFailedError("the worker failed", ActorDiedError())
 GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed")

@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.compat.reports.ranks import Ranks, write
-from tests.engine.alone import create
+from tests.rank.alone import create
 from tests.storage.doubles.faulty_store import FaultyStore
 from tests.storage.doubles.killed import kill_before_each_change
 from train_core import TrainConfig
-from train_core.engine.checkpoint import journal_buffer
-from train_core.engine.ray_train.task import FunctionTask
+from train_core.functions.task import FunctionTask
+from train_core.rank.checkpoint import journal_buffer
 from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from train_core import TrainConfig
-from train_core.engine.distributed.rendezvous import LOOPBACK, RendezvousStore
-from train_core.engine.ray_train.reports.reported_files import LocalFolder
-from train_core.engine.ray_train.reports.reporter import Reporter
-from train_core.engine.ray_train.task import FunctionTask, Report, Settled
+from train_core.functions.reports.reported_files import LocalFolder
+from train_core.functions.reports.reporter import Reporter
+from train_core.functions.task import FunctionTask, Report, Settled
+from train_core.rank.distributed.rendezvous import LOOPBACK, RendezvousStore
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Commit, RunFolder
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.engine.ray_train.reports.reported_files import LocalFolder, assign_files, map_file
 from train_core.errors import WorkloadError
+from train_core.functions.reports.reported_files import LocalFolder, assign_files, map_file
 
 NAMES = st.lists(st.sampled_from("abcdef"), unique=True)
 

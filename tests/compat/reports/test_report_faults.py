@@ -15,9 +15,9 @@ from tests.compat.reports.faulty_ranks import REPORTS, FaultyTask, drive, new_ru
 from tests.compat.reports.ranks import Given, Ranks, contents, write
 from tests.marks import slow
 from tests.storage.doubles.faulty_store import LOOK, LOOKS, FaultyStore
-from train_core.engine.checkpoint import journal_buffer
-from train_core.engine.ray_train.task import FunctionTask, Report
 from train_core.errors import StorageError
+from train_core.functions.task import FunctionTask, Report
+from train_core.rank.checkpoint import journal_buffer
 from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt

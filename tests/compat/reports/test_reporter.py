@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.compat.reports.ranks import Given, Ranks, contents, entries, write
-from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
-from train_core.engine.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
-from train_core.engine.distributed.stop_requests import post_stop
-from train_core.engine.ray_train.reports import reporter as reporter_module
-from train_core.engine.ray_train.reports.channel import DriverLostError, ReportChannel
-from train_core.engine.ray_train.reports.committer import Committer
-from train_core.engine.ray_train.reports.reported_files import LocalFolder
-from train_core.engine.ray_train.task import FunctionTask, Report, Settled
-from train_core.engine.ray_train.validation_functions import record_validation
 from train_core.errors import CheckpointError, FencedError, UserCodeError, WorkloadError
+from train_core.functions.reports import reporter as reporter_module
+from train_core.functions.reports.channel import DriverLostError, ReportChannel
+from train_core.functions.reports.committer import Committer
+from train_core.functions.reports.reported_files import LocalFolder
+from train_core.functions.task import FunctionTask, Report, Settled
+from train_core.functions.validation_functions import record_validation
+from train_core.rank.checkpoint.verified_folder import cache_of, verified_folder
+from train_core.rank.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
+from train_core.rank.distributed.stop_requests import post_stop
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.coordination.stop_request import StopRequest
 from train_core.storage.records.manifest import RequestedValidation

@@ -15,9 +15,9 @@ from mlflow import MlflowClient
 from evertrain_flows.databases import create_tracking_database
 from tests.compat.reports.ranks import Ranks, write
 from train_core import TrainConfig, fit
-from train_core.engine.cluster.runtime import RaySettings, start_ray
-from train_core.engine.ray_train.validation_functions import Validations
+from train_core.cluster.runtime import RaySettings, start_ray
 from train_core.errors import StoppedError, UserCodeError
+from train_core.functions.validation_functions import Validations
 from train_core.storage.evaluations import committed_evaluations
 from train_core.storage.run_folder import RunFolder
 from train_core.timing import FunctionTiming

@@ -16,7 +16,7 @@ from train_core.storage.run_folder import RunFolder
 READER = """
 import sys
 from tests.storage.doubles.distant_store import DistantStore
-from train_core.engine.checkpoint.verified_folder import cache_of, verified_folder
+from train_core.rank.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.storage.run_folder import RunFolder
 
 run = RunFolder(sys.argv[1], "run")

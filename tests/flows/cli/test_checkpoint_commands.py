@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from evertrain_flows.cli.app import main
 from evertrain_flows.cli.commands.verify_resume import print_verdict
-from tests.engine.alone import run
+from tests.rank.alone import run
 from train_core.differences import (
     Comparison,
     FirstDifference,
@@ -22,7 +22,7 @@ from train_core.differences import (
     RunsComparison,
     TensorDifference,
 )
-from train_core.engine.data.recorded_workload import files_in_record
+from train_core.rank.data.recorded_workload import files_in_record
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.records.data_files import FileList, FileRecord, SourceFiles, key_of
 from train_core.storage.records.names import MODEL_FILE, REPORT_JSON, RUN_JSON

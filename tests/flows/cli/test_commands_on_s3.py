@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from evertrain_flows.cli.app import main
-from tests.engine.alone import run
+from tests.rank.alone import run
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import MODEL_FILE
 from train_core.storage.run_folder import RunFolder

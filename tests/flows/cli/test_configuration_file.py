@@ -16,7 +16,7 @@ from train_core.config import TrainConfig
 from train_core.errors import ConfigError
 from train_core.loading import parse_settings
 
-TINY = "tests.engine.tiny:Tiny"
+TINY = "tests.rank.tiny:Tiny"
 
 BOMB = b"a: &a [x,x,x,x,x,x,x,x,x,x]\n" + b"".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{','.join([f'*{chr(97 + n)}'] * 10)}]\n".encode()

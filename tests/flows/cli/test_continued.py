@@ -14,7 +14,7 @@ from evertrain_flows.cli import run_pipeline as pipeline
 from evertrain_flows.cli.app import main
 from evertrain_flows.defaults import tracking_uri_of
 from evertrain_flows.parameters import RetrainParameters
-from tests.engine.ranks.without_ray import stages_without_ray
+from tests.ranks.without_ray import stages_without_ray
 from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from evertrain_flows.cli.run_pipeline import saying_what_next
-from tests.engine.alone import create
 from tests.flows.conftest import Evertrain
+from tests.rank.alone import create
 from train_core import TrainConfig
 from train_core.errors import StageError, UserCodeError
 from train_core.storage.run_folder import RunFolder

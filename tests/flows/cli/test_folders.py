@@ -12,9 +12,9 @@ from typing import NoReturn
 import pytest
 
 from evertrain_flows.cli.app import UNREAD, main
-from tests.engine.alone import create
+from tests.rank.alone import create
 from train_core import TrainConfig
-from train_core.engine.cluster.runtime import check_folders
+from train_core.cluster.runtime import check_folders
 from train_core.errors import ConfigError
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder

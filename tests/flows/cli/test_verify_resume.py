@@ -30,7 +30,7 @@ def verify_resume(tmp_path: Path) -> Prove:
         (tmp_path / name).mkdir()
 
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        workload = ("--workload", f"tests.engine.tiny:{name}")
+        workload = ("--workload", f"tests.rank.tiny:{name}")
         return subprocess.run(
             [
                 sys.executable,
@@ -72,7 +72,7 @@ def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
     comparison = verdict.pop("comparison")
     assert verdict == {
         "identical": True,
-        "workload": "tests.engine.tiny:Tiny",
+        "workload": "tests.rank.tiny:Tiny",
         "workers": workers,
         "workers_after": 1,
         # Three fifths of eight; a checkpoint every second step.
@@ -97,7 +97,7 @@ def test_one_that_does_not_ends_with_code_1_and_the_first_difference(
 ) -> None:
     done = verify_resume("Undetermined", "--workers", "1", "--storage", "runs", "--keep")
     assert done.returncode == 1, done.stderr
-    assert done.stdout.startswith("different  tests.engine.tiny:Undetermined: 1 workers, killed")
+    assert done.stdout.startswith("different  tests.rank.tiny:Undetermined: 1 workers, killed")
     # The hook draws after the first step; the first checkpoint is of the second.
     assert "\nfirst metric  step 2, train/loss: A " in done.stdout
     first = re.search(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine import alone
-from tests.engine.digests import digest_of_training
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import HELD, Prefect, Server, Site
+from tests.rank import alone
+from tests.rank.digests import digest_of_training
 from train_core import TrainConfig
 from train_core.storage.run_folder import RunFolder
 

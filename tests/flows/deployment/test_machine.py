@@ -8,7 +8,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.engine.digests import digest_of_training
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Server,
@@ -20,6 +19,7 @@ from tests.flows.deployment.deployed import (
     state,
     wait_for,
 )
+from tests.rank.digests import digest_of_training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 

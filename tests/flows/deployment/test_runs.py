@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from evertrain_flows.flow_runs.crash_loops import MAX_CRASHES
-from tests.engine.digests import digest_of_training
 from tests.flows.deployment.deployed import (
     HELD,
     Prefect,
@@ -26,6 +25,7 @@ from tests.flows.deployment.deployed import (
     wait_for,
 )
 from tests.flows.mlflow_side import shown_at
+from tests.rank.digests import digest_of_training
 from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 

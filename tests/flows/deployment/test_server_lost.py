@@ -13,7 +13,6 @@ import pytest
 from tests.chaos.servers.outages import AWAY_S
 from tests.chaos.servers.prefect_lost import END_WITHIN_S
 from tests.chaos.servers.servers import OwnPrefect, Way
-from tests.engine.digests import digest_of_training
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Site,
@@ -26,6 +25,7 @@ from tests.flows.deployment.deployed import (
     state,
     wait_for,
 )
+from tests.rank.digests import digest_of_training
 from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 

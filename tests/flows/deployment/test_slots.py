@@ -24,7 +24,6 @@ from benchmarks.services import free_port
 from evertrain_flows.cli.local_servers import KEPT_LEASES, LocalServers
 from evertrain_flows.flow_runs.deployment_slots import DeploymentSlots, free_slots, read_slots
 from evertrain_flows.timing import TIMING
-from tests.engine.alone import create
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Server,
@@ -35,6 +34,7 @@ from tests.flows.deployment.deployed import (
     wait_for,
 )
 from tests.flows.deployment.holding import NOTES, PENDING, RUNNING, deployment_file
+from tests.rank.alone import create
 from train_core import TrainConfig
 from train_core.storage.coordination.holder import Life
 from train_core.storage.run_folder import RunFolder

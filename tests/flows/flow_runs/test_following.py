@@ -14,11 +14,11 @@ from prefect.states import Suspended
 
 from evertrain_flows.cli.app import main
 from evertrain_flows.flow_runs.following import resume_answered
-from tests.engine.tracking.refusing_proxy import Rule, proxy_of
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import Server
 from tests.storage.champions import approval, decision, version
 from tests.storage.samples import record
+from tests.tracking.refusing_proxy import Rule, proxy_of
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import ModelVersion
 from train_core.storage.records.documents import with_checksum

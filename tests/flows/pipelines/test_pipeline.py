@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.digests import digest_of_training
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import mlflow_client
+from tests.rank.digests import digest_of_training
 from train_core.results import Report
 from train_core.storage.registered_models.model_registry import ModelRegistry, registered_models
 from train_core.storage.run_folder import RunFolder

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.tracking.run_builder import RunBuilder
 from tests.storage.coordination.test_lease import holder_elsewhere, lease_elsewhere
+from tests.tracking.run_builder import RunBuilder
 from train_core.client.runs import delete_run, prune_run
-from train_core.engine.tracking.delivery.catch_up import catch_up
 from train_core.errors import RunBusyError, StorageError
 from train_core.storage.coordination import lease
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 from train_core.timing import UPKEEP, CoordinationTiming
+from train_core.tracking.delivery.catch_up import catch_up
 
 TIMING = CoordinationTiming(standstill_s=1.0)
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 LARGE = 256 * 2**20
 COPY = """
 import sys
-from tests.engine.ranks.peak_memory import memory_bytes
+from tests.ranks.peak_memory import memory_bytes
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.verified_files import download_file

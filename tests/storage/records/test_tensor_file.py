@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.words import PYTHONS_WORDS
-from train_core.engine.checkpoint.snapshot import DTYPES, tensors_in
 from train_core.errors import CheckpointError
+from train_core.rank.checkpoint.snapshot import DTYPES, tensors_in
 from train_core.storage.records.tensor_file import DTYPE_BYTES, MAX_TENSORS, lay_out, read_layout
 
 NAMES = st.text(min_size=1, max_size=20).filter(lambda name: name != "__metadata__")

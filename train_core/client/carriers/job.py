@@ -2,7 +2,7 @@
 
 The job is named after the run and the attempt that it begins. One that drives the run already is
 attached to: it goes on where it is, and its results are this caller's, too. docs/design/attach.md
-has the whole way of a call; the job's side is `engine/driver/job`.
+has the whole way of a call; the job's side is `driver/job`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pipes to a driver process on this machine, and the process itself.
 
-Calls and answers are lines: a call's name and its JSON, as `engine/driver/pipe_transport.py` has
+Calls and answers are lines: a call's name and its JSON, as `driver/pipe_transport.py` has
 them on the other side. The process ends when the program that started it does.
 """
 

@@ -1,7 +1,7 @@
 """Ray Jobs: a run's driver as a job of a cluster, which outlives the process that submitted it.
 
 The cluster is asked by its REST API, without Ray: a flow imports no Ray. What only Ray's own client
-knows is asked in a process of its own (`engine/cluster/jobs.py`).
+knows is asked in a process of its own (`cluster/jobs.py`).
 """
 
 from __future__ import annotations

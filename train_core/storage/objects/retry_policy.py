@@ -10,7 +10,7 @@ a part by itself.
 For a slow storage these numbers matter, too: `train_core/timing.py` (takeover, mailbox, commits,
 requests to stop, jobs, reports of training functions, MLflow),
 `config/checkpoint_options.py` (`grace_s`, `max_unsaved_s`, `hang_timeout_s`),
-`engine/distributed/rendezvous.py` (collectives), `reads_in_parts.py` and
+`rank/distributed/rendezvous.py` (collectives), `reads_in_parts.py` and
 `backends/s3_client.py` (parts and connections).
 """
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from evertrain_flows.cli.app import main
-from tests.engine.alone import create
+from tests.rank.alone import create
 from tests.storage.champions import approval, decision, version
 from tests.storage.samples import manifest
 from train_core import TrainConfig

@@ -17,9 +17,9 @@ from evertrain_flows.cli.output.progress import _Bar, _Lines
 from evertrain_flows.cli.output.summary import print_summary
 from evertrain_flows.cli.output.terminal import MOST_COLUMNS, MOST_IN_A_CELL, Screen, complain, say
 from evertrain_flows.cli.run_pipeline import show_warnings
-from tests.engine.alone import create
 from tests.flows.test_results import REPORT, checkpoint, evaluated
 from tests.hostile.whole_run import reseal
+from tests.rank.alone import create
 from tests.storage.samples import commit, manifest
 from train_core import TrainConfig
 from train_core.client.diff import Diff

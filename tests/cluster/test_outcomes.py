@@ -1,0 +1,61 @@
+"""Of all failures of a call, the one that the others followed from."""
+
+from __future__ import annotations
+
+import pytest
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+
+from train_core.cluster.outcomes import (
+    Died,
+    Outcome,
+    Raised,
+    Returned,
+    Running,
+    SilentWorkerError,
+    failure_of,
+    values,
+)
+from train_core.errors import ResourceError, UserCodeError
+
+BROKEN = Raised(ConnectionError("rank 0: RuntimeError: gloo: Connection closed by peer"))
+BUG = Raised(UserCodeError("train", "rank 1: KeyError: 'x'"))
+DEATH = Died(RayActorError(error_msg="The actor died.\n\tpid: 7\nWorker exit type: SYSTEM_ERROR"))
+DIED = "rank 1 died: RayActorError: The actor died. Worker exit type: SYSTEM_ERROR"
+MEMORY = Died(OutOfMemoryError("1 worker(s) were killed\nand forty lines more"))
+SILENCE = Died(SilentWorkerError("no answer for 31 s"))
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind", "text"),
+    [
+        ({"rank 0": BROKEN, "rank 1": BUG}, UserCodeError, "rank 1: KeyError"),
+        (
+            {"rank 0": BROKEN, "rank 1": DEATH},
+            ConnectionError,
+            DIED,
+        ),
+        # A survivor's error may be of any kind, also one that looks like a bug.
+        ({"rank 0": BUG, "rank 1": DEATH}, ConnectionError, "rank 1 died"),
+        ({"rank 0": BUG, "rank 1": MEMORY}, ResourceError, "rank 1 was ended by Ray's memory"),
+        ({"rank 0": DEATH, "rank 1": MEMORY}, ResourceError, "rank 1 was ended by Ray's memory"),
+        ({"rank 0": BROKEN, "rank 1": SILENCE}, ConnectionError, "rank 1 died: SilentWorker"),
+        ({"rank 0": BUG, "rank 1": BUG}, UserCodeError, "KeyError"),
+        ({"rank 0": BROKEN}, ConnectionError, "closed by peer"),
+    ],
+)
+def test_the_cause_is_found(failures: dict[str, Outcome], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as cause:
+        values({"rank 2": Returned(2), **failures, "rank 3": Running()}, "take less")
+    assert type(cause.value) is kind
+    assert text in str(cause.value)
+    assert "\n" not in str(cause.value)
+
+
+def test_without_a_failure_the_values_come_in_order() -> None:
+    assert values({"rank 0": Returned("a"), "rank 1": Returned(None)}, "") == ["a", None]
+
+
+def test_what_the_function_raised_is_no_death() -> None:
+    bug = KeyError("x")
+    assert failure_of(RayTaskError("f", "traceback", bug)) == Raised(bug)
+    assert isinstance(failure_of(RayActorError(error_msg="it died")), Died)

@@ -1,0 +1,211 @@
+"""What every launcher promises the supervisor, on a real Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from tests.rank.alone import create, run
+from tests.rank.digests import digest_of_training
+from tests.ranks.ray_processes import workers_of
+from train_core import TrainConfig
+from train_core.cluster.pool import WorkerPool
+from train_core.cluster.runtime import POOL_SETTINGS, start_ray
+from train_core.config import LOCAL
+from train_core.driver.attempts.pool_launcher import PoolLauncher
+from train_core.driver.attempts.supervisor import Attempt, Launcher
+from train_core.errors import StoppedError, UserCodeError
+from train_core.policy.restarts import Ended
+from train_core.rank.data.recorded_workload import with_monitor
+from train_core.rank.distributed.stop_requests import StopRequests
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.timeout(240)
+ASKED: dict[str, Any] = {
+    "batch_size": 32,
+    "num_shards": 4,
+    "epochs": 2,
+    "checkpoint_every_steps": 2,
+    "checkpoint_backpressure": "wait",
+    "cpus_per_worker": 0.5,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Ray starts processes while a test runs; they end with the module."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_ray() -> Iterator[None]:
+    start_ray(TrainConfig(), POOL_SETTINGS)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    """The implementation of the protocol that is tested; another one becomes a parameter here."""
+    pool = WorkerPool(TrainConfig(ray_address=LOCAL))
+    yield PoolLauncher(pool)
+    pool.end_workers()
+    # The next test looks for its own.
+    _, alive = psutil.wait_procs(ranks(), timeout=10)
+    assert not alive
+
+
+def attempt(
+    folder: RunFolder,
+    number: int = 1,
+    check_stop: Callable[[], None] = lambda: None,
+    **config: Any,
+) -> Attempt:
+    tiny = {"workload": "tests.rank.tiny:Tiny", "num_workers": 2}
+    asked = with_monitor(TrainConfig(**tiny | ASKED | config))
+    if not folder.exists():
+        create(folder, asked)
+    requests = StopRequests(lambda: None, poll_s=1)
+    return Attempt(folder, number, asked, requests, check_stop)
+
+
+def ranks() -> list[psutil.Process]:
+    """The processes that train."""
+    return workers_of(psutil.Process())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the training that one process did by itself."""
+    folder = RunFolder(str(tmp_path_factory.mktemp("alone")), "alone")
+    run(folder, **ASKED | {"eval_batch_size": TrainConfig().eval_batch_size})
+    return digest_of_training(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_all_ranks_train_to_the_end(
+    workers: int, launcher: Launcher, tmp_path: Path, undisturbed: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    outcome = launcher.run(attempt(folder, num_workers=workers))
+    assert (outcome.error, outcome.ended) == (None, Ended.IN_ORDER)
+    assert digest_of_training(folder) == undisturbed
+
+
+@pytest.mark.promise("elastic")
+@pytest.mark.slow
+def test_of_a_range_as_many_ranks_train_as_there_is_room_for(
+    launcher: Launcher, tmp_path: Path, undisturbed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    cpus = ray.cluster_resources()["CPU"]
+    asked = attempt(folder, num_workers=4, min_workers=1, cpus_per_worker=cpus / 2)
+    with caplog.at_level("INFO", "train_core.driver"):
+        outcome = launcher.run(asked)
+    assert (outcome.error, outcome.ended) == (None, Ended.IN_ORDER)
+    assert "training on 2 workers" in caplog.messages
+    assert digest_of_training(folder) == undisturbed
+
+
+@pytest.mark.promise("worker-dies")
+def test_a_death_is_lost_leaves_nobody_and_the_next_attempt_goes_on(
+    launcher: Launcher, tmp_path: Path, undisturbed: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    mortal = {"workload": "tests.rank.tiny:Mortal", "settings": {"scratch": str(tmp_path)}}
+    seen: set[psutil.Process] = set()
+
+    def look() -> None:
+        seen.update(ranks())
+
+    outcome = launcher.run(attempt(folder, 1, look, **mortal))
+    assert outcome.ended is Ended.LOST
+    assert isinstance(outcome.error, ConnectionError)
+    assert "rank 1 died" in str(outcome.error)
+    assert seen
+    _, alive = psutil.wait_procs(seen, timeout=10)
+    assert not alive
+    assert not launcher.run(attempt(folder, 2, **mortal)).error
+    assert digest_of_training(folder) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_before_the_training_begins_is_lost(
+    launcher: Launcher, tmp_path: Path, undisturbed: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    killed: list[psutil.Process] = []
+
+    def kill_one() -> None:
+        if not killed and (found := ranks()):
+            killed.append(found[0])
+            found[0].kill()
+
+    outcome = launcher.run(attempt(folder, 1, kill_one))
+    assert killed
+    assert outcome.ended is Ended.LOST
+    assert not launcher.run(attempt(folder, 2)).error
+    assert digest_of_training(folder) == undisturbed
+
+
+@pytest.mark.promise("users-bug")
+def test_a_users_bug_comes_with_its_traceback_and_leaves_no_rank_waiting(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    outcome = launcher.run(
+        attempt(RunFolder(str(tmp_path), "buggy"), workload="tests.rank.tiny:Buggy")
+    )
+    assert outcome.ended is not Ended.LOST
+    assert isinstance(outcome.error, UserCodeError)
+    assert "rank 1: KeyError" in outcome.error.summary
+    assert "in loss" in outcome.error.traceback
+    # Rank 0 waits in a collective for the one that failed.
+    _, alive = psutil.wait_procs(ranks(), timeout=10)
+    assert not alive
+    assert not launcher.run(attempt(RunFolder(str(tmp_path), "next"))).error
+
+
+@pytest.mark.slow
+def test_an_exit_of_the_users_is_his_bug(launcher: Launcher, tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    outcome = launcher.run(attempt(folder, workload="tests.rank.tiny:Quitting"))
+    assert outcome.ended is not Ended.LOST
+    assert isinstance(outcome.error, UserCodeError)
+    assert "it called sys.exit('enough')" in outcome.error.summary
+
+
+@pytest.mark.promise("stop-everywhere")
+@pytest.mark.slow
+def test_a_request_reaches_ranks_that_had_not_begun_when_it_came(
+    launcher: Launcher, tmp_path: Path, undisturbed: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    asked = attempt(folder, workload="tests.rank.tiny:Unhurried")
+    asked.requests.ask_to_move("the test wants it")
+    outcome = launcher.run(asked)
+    assert (outcome.error, outcome.given_up_at) == (None, None)
+    newest = folder.checkpoints()[-1].manifest
+    assert newest.stopped_by == "request"
+    assert newest.step < 10
+    # What the next attempt is asked for is another thing.
+    assert not launcher.run(attempt(folder, 2)).error
+    assert digest_of_training(folder) == undisturbed
+
+
+def test_one_that_is_asked_to_stop_before_its_ranks_train_does_not_begin(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+
+    def stop() -> None:
+        raise StoppedError("run", 0)
+
+    outcome = launcher.run(attempt(folder, 1, stop))
+    assert outcome.ended is not Ended.LOST
+    assert isinstance(outcome.error, StoppedError)
+    assert folder.checkpoints() == []

@@ -1,0 +1,382 @@
+"""What follows the end of an attempt; the attempts train in this very process, and are lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rank import alone
+from tests.rank.digests import digest_of_training
+from tests.storage.doubles.faulty_store import LOOK, FaultyStore
+from train_core import TrainConfig
+from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
+from train_core.errors import GaveUpError, StoppedError, UserCodeError
+from train_core.policy.restarts import Ended, RestartRules
+from train_core.storage.coordination import lease
+from train_core.storage.coordination.stop_request import StopRequest, ask_to_stop
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt
+from train_core.timing import Timing
+
+ASKED: dict[str, Any] = {
+    "workload": "tests.rank.tiny:Tiny",
+    "batch_size": 32,
+    "eval_batch_size": 16,
+    "epochs": 2,
+    "checkpoint_every_steps": 2,
+    "checkpoint_backpressure": "wait",
+    "keep_last": 99,
+}
+STEPS = 10
+
+
+class LosesAttempts:
+    """A launcher whose first attempts are lost: each has trained up to one of these steps."""
+
+    def __init__(self, *lost_at: int) -> None:
+        self.lost_at = list(lost_at)
+        self.attempts: list[int] = []
+        self.has_lost_two = threading.Event()
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        self.attempts.append(attempt.number)
+        if len(self.attempts) == 2:
+            self.has_lost_two.set()
+        asked = attempt.config.model_dump()
+        if not self.lost_at:
+            alone.run(attempt.folder, attempt.number, **asked)
+            return AttemptOutcome()
+        if step := self.lost_at.pop(0):
+            alone.run(attempt.folder, attempt.number, **asked | {"max_steps": step})
+        return AttemptOutcome(
+            Ended.LOST, ConnectionError(f"rank 1 died in attempt {attempt.number}")
+        )
+
+
+class Fails:
+    """A launcher whose attempts end with an error of the user's."""
+
+    def __init__(self) -> None:
+        self.attempts: list[int] = []
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        self.attempts.append(attempt.number)
+        return AttemptOutcome(
+            Ended.FAILED, UserCodeError("train", "rank 0: KeyError: 'x'", "a traceback")
+        )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(str(tmp_path), "run")
+    alone.create(folder, TrainConfig(**ASKED))
+    return folder
+
+
+@pytest.fixture
+def supervised(folder: RunFolder) -> Iterator[Supervisor]:
+    held = begin_attempt(folder)
+    yield Supervisor(folder, held, paused(0.01))
+    held.release()
+
+
+def paused(pause_s: float) -> Timing:
+    return Timing(restarts=RestartRules(pause_s=pause_s), stop_poll_s=0.05)
+
+
+@pytest.mark.promise("three-restarts")
+def test_a_run_fails_when_three_restarts_in_a_row_brought_no_new_checkpoint(
+    supervised: Supervisor, folder: RunFolder
+) -> None:
+    launcher = LosesAttempts(4, *[0] * 9)
+    with pytest.raises(GaveUpError, match=r"gave up after 4 tries .*rank 1 died in attempt 4"):
+        supervised.train(TrainConfig(**ASKED), launcher)
+    # The first brought one; three restarts after it did not.
+    assert len(launcher.attempts) == 1 + RestartRules().max_restarts == 4
+    assert [one.name.step for one in folder.checkpoints()] == [2, 4]
+
+
+@pytest.mark.promise("three-restarts", "worker-dies")
+def test_a_new_checkpoint_makes_the_count_begin_anew(
+    supervised: Supervisor, folder: RunFolder, tmp_path: Path
+) -> None:
+    undisturbed = RunFolder(str(tmp_path / "undisturbed"), "run")
+    alone.run(undisturbed, **ASKED)
+    launcher = LosesAttempts(2, 0, 4, 0, 0, 6, 8)
+    assert supervised.train(TrainConfig(**ASKED), launcher).manifest.step == STEPS
+    assert launcher.attempts == list(range(1, 9))
+    assert digest_of_training(folder) == digest_of_training(undisturbed)
+
+
+class StandsStill:
+    """A launcher whose attempt ends when it is let go, which is too late."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        self.has_begun.set()
+        assert self.may_end.wait(60)
+        return AttemptOutcome(Ended.FAILED, StoppedError(attempt.folder.name, 0))
+
+
+@pytest.mark.promise("grace")
+def test_who_does_not_save_in_its_grace_is_not_waited_for(
+    supervised: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = StandsStill()
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED, grace_s=0.2), launcher)
+        assert launcher.has_begun.wait(60)
+        supervised.stop()
+        assert not training.done()
+        launcher.may_end.set()
+        with pytest.raises(StoppedError):
+            training.result(60)
+    assert "did not end within grace_s (0.2 s)" in caplog.text
+
+
+class Obeys:
+    """A launcher whose ranks end when a request comes, saved or not.
+
+    `refusals` is how often a request cannot be sent to them.
+    """
+
+    def __init__(self, outcome: AttemptOutcome, refusals: int = 0) -> None:
+        self.outcome = outcome
+        self.refusals = refusals
+        self.has_begun = threading.Event()
+        self.received: list[StopRequest] = []
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        has_come = threading.Event()
+
+        def receive(request: StopRequest) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise ConnectionError("the rendezvous store does not answer")
+            self.received.append(request)
+            has_come.set()
+
+        attempt.requests.send_by(receive)
+        self.has_begun.set()
+        assert has_come.wait(60)
+        return self.outcome
+
+
+@pytest.mark.promise("grace")
+def test_ranks_that_could_not_save_have_stopped_at_their_last_commit(
+    supervised: Supervisor, folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = Obeys(AttemptOutcome(given_up_at=4))
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
+        assert launcher.has_begun.wait(60)
+        supervised.stop()
+        with pytest.raises(StoppedError, match="saved up to step 4"):
+            training.result(60)
+    assert [request.goes_on for request in launcher.received] == [False]
+    assert "the storage did not take a last checkpoint within grace_s" in caplog.text
+    assert "did not end within grace_s" not in caplog.text
+
+
+class WaitsForRoom:
+    """A launcher whose ranks have not started when the request to end comes."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        has_come = threading.Event()
+        attempt.requests.send_by(lambda _: has_come.set())
+        self.has_begun.set()
+        assert has_come.wait(60)
+        try:
+            attempt.check_stop()
+        except StoppedError as error:
+            return AttemptOutcome(Ended.FAILED, error)
+        raise AssertionError
+
+
+LOST = AttemptOutcome(Ended.LOST, ConnectionError("rank 0 died"))
+
+
+@pytest.mark.parametrize(
+    "new_launcher",
+    [WaitsForRoom, lambda: Obeys(AttemptOutcome()), lambda: Obeys(LOST)],
+    ids=["before the ranks start", "after they saved", "after one died"],
+)
+def test_an_attempt_that_is_asked_to_end_does_so_although_the_storage_is_away(
+    supervised: Supervisor,
+    folder: RunFolder,
+    tmp_path: Path,
+    new_launcher: Callable[[], WaitsForRoom | Obeys],
+) -> None:
+    launcher = new_launcher()
+    folder.store = store = FaultyStore(folder.url, tmp_path / "notes")
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
+        assert launcher.has_begun.wait(60)
+        take_away(store)
+        supervised.stop()
+        with pytest.raises(StoppedError):
+            training.result(60)
+
+
+def test_no_attempt_begins_after_a_stop_although_the_storage_is_away(
+    supervised: Supervisor, folder: RunFolder, tmp_path: Path
+) -> None:
+    folder.store = store = FaultyStore(folder.url, tmp_path / "notes")
+    first = supervised.begin_attempt()
+    take_away(store)
+    supervised.stop()
+    with pytest.raises(StoppedError):
+        supervised.begin_attempt()
+    store.work_again()
+    assert lease.newest_attempt(folder.store) == first
+
+
+def take_away(store: FaultyStore) -> None:
+    for kind in ("", LOOK):
+        store.fail_at(1, kind=kind, times=None)
+
+
+@pytest.mark.promise("runs-stop")
+def test_a_request_in_the_run_folder_is_brought_to_the_ranks(
+    supervised: Supervisor, folder: RunFolder
+) -> None:
+    launcher = Obeys(LOST)
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
+        assert launcher.has_begun.wait(60)
+        ask_to_stop(folder.store, 1, "somebody elsewhere")
+        with pytest.raises(StoppedError):
+            training.result(60)
+    assert launcher.received == [StopRequest(reason="somebody elsewhere")]
+
+
+def test_a_request_that_could_not_be_sent_is_sent_again(
+    supervised: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = Obeys(LOST, refusals=2)
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED, grace_s=10), launcher)
+        assert launcher.has_begun.wait(60)
+        supervised.stop()
+        with pytest.raises(StoppedError):
+            training.result(60)
+    assert launcher.received == [StopRequest(reason="its program ends")]
+    assert "the ranks cannot be asked to stop" in caplog.text
+    assert "did not end within grace_s" not in caplog.text
+
+
+def test_who_is_told_to_end_between_two_attempts_begins_no_other(
+    folder: RunFolder,
+) -> None:
+    # The third attempt would begin after an hour.
+    held = begin_attempt(folder)
+    supervised = Supervisor(folder, held, paused(3600))
+    launcher = LosesAttempts(0, 0, 0)
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
+        assert launcher.has_lost_two.wait(60)
+        supervised.stop()
+        with pytest.raises(StoppedError):
+            training.result(60)
+    held.release()
+    assert launcher.attempts == [1, 2]
+
+
+def test_what_the_user_has_to_mend_ends_the_training_at_once(
+    supervised: Supervisor,
+) -> None:
+    launcher = Fails()
+    with pytest.raises(UserCodeError, match="KeyError"):
+        supervised.train(TrainConfig(**ASKED), launcher)
+    assert launcher.attempts == [1]
+
+
+def test_a_training_that_is_done_launches_nothing(
+    supervised: Supervisor, folder: RunFolder
+) -> None:
+    alone.run(folder, **ASKED)
+    launcher = Fails()
+    assert supervised.train(TrainConfig(**ASKED), launcher).manifest.step == STEPS
+    assert launcher.attempts == []
+
+
+class Moves:
+    """A launcher whose first attempts end as they were asked to, without a new checkpoint."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.attempts: list[int] = []
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        self.attempts.append(attempt.number)
+        if len(self.attempts) <= self.times:
+            attempt.requests.ask_to_move("node 1 is being drained")
+            return AttemptOutcome(Ended.AS_ASKED)
+        alone.run(attempt.folder, attempt.number, **attempt.config.model_dump())
+        return AttemptOutcome()
+
+
+def test_an_attempt_that_ends_for_another_one_elsewhere_is_no_death(
+    supervised: Supervisor,
+) -> None:
+    launcher = Moves(5)
+    assert supervised.train(TrainConfig(**ASKED), launcher).manifest.step == STEPS
+    assert launcher.attempts == [1, 2, 3, 4, 5, 6]
+
+
+class Measures:
+    """A launcher whose attempts end with these errors, and measure what is not saved."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.kept: list[tuple[int, int, str]] = []
+        """The attempt that has measured, the one that it is kept for, and why."""
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        if not self.errors:
+            alone.run(attempt.folder, attempt.number, **attempt.config.model_dump())
+            return AttemptOutcome()
+        error = self.errors.pop(0)
+
+        def keep(number: int, why: str) -> None:
+            self.kept.append((attempt.number, number, why))
+
+        ended = Ended.LOST if isinstance(error, ConnectionError) else Ended.FAILED
+        return AttemptOutcome(ended, error, keep_metrics=keep)
+
+
+DEATH, BUG = ConnectionError("rank 0 died"), UserCodeError("train", "KeyError", "a traceback")
+
+
+@pytest.mark.parametrize(
+    ("errors", "raised", "kept"),
+    [
+        ([DEATH, BUG], UserCodeError, [(2, 2, "failure")]),
+        ([DEATH] * 4, GaveUpError, [(4, 4, "failure")]),
+        ([StoppedError("run", 0)], StoppedError, [(1, 1, "request")]),
+        # Another attempt has measured it again.
+        ([DEATH], None, []),
+    ],
+    ids=["a bug", "deaths", "a stop", "a death"],
+)
+def test_what_no_checkpoint_covers_is_kept_if_no_other_attempt_measures_it(
+    supervised: Supervisor,
+    errors: list[Exception],
+    raised: type[Exception] | None,
+    kept: list[tuple[int, int, str]],
+) -> None:
+    launcher = Measures(*errors)
+    with pytest.raises(raised) if raised else nullcontext():
+        supervised.train(TrainConfig(**ASKED), launcher)
+    assert launcher.kept == kept

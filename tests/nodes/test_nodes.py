@@ -1,0 +1,245 @@
+"""Nodes of a real cluster that vanish, are cut off, are drained and come: the same bits.
+
+The nodes are machines of a network of their own, the run folder is on a real S3 server, and the
+program that asks is on none of the nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.nodes.ray_nodes import MARKS, Node, Place, RayCluster, replaced_on_failure
+from tests.rank.alone import run
+from tests.rank.digests import digest_of_training
+from train_core import TrainConfig
+from train_core.client.driver_handle import Driver
+from train_core.errors import JobEndedError
+from train_core.requests import DriverRequest
+from train_core.results import TrainResult
+from train_core.stages import TRAIN
+from train_core.storage.coordination import lease
+from train_core.storage.records.journal import read_segments
+from train_core.storage.run_folder import RunFolder
+
+pytestmark = MARKS
+
+CONFIG: dict[str, Any] = {
+    "workload": "tests.rank.tiny:Unhurried",
+    "batch_size": 32,
+    "eval_batch_size": 16,
+    "num_shards": 2,
+    "epochs": 20,
+    "gpus_per_worker": 0,
+    "checkpoint_every_steps": 5,
+    "checkpoint_backpressure": "wait",
+    "keep_last": 99,
+    "hang_timeout_s": 15,
+}
+NUM_STEPS = 100
+FUNCTION: dict[str, Any] = {
+    "train_fn": "tests.compat.functions.plain:save_and_resume",
+    "train_loop_config": {"num_epochs": 30, "pause_s": 1},
+    "gpus_per_worker": 0,
+    "keep_last": 99,
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = RunFolder(str(tmp_path_factory.mktemp("undisturbed")), "run")
+    run(folder, **CONFIG)
+    return digest_of_training(folder)
+
+
+class Training:
+    """A training on the cluster, in a thread."""
+
+    def __init__(
+        self, folder: RunFolder, log: list[str], scratch: Path, ending: Future[TrainResult]
+    ) -> None:
+        self.folder, self.log = folder, log
+        self._scratch, self._ending = scratch, ending
+
+    def wait_for_step(self, step: int) -> None:
+        wait_for(lambda: (self.folder.live() or {}).get("step", 0) >= step, self.log)
+
+    def wait_for_line(self, text: str, times: int = 1) -> None:
+        wait_for(lambda: sum(text in line for line in self.log) >= times, self.log)
+
+    def result(self) -> TrainResult:
+        """Its end, to which it need not take its time any more."""
+        (self._scratch / "go-on").touch()
+        try:
+            return self._ending.result(180)
+        except Exception as error:
+            raise AssertionError("\n".join(self.log[-40:])) from error
+
+
+def train(driver: Driver, log: list[str]) -> TrainResult:
+    try:
+        return driver.ask(TRAIN, TRAIN.arguments())
+    except JobEndedError as error:
+        # As the flow does.
+        log.append(str(error))
+        with Driver.start(driver.request, log.append) as another:
+            return another.ask(TRAIN, TRAIN.arguments())
+
+
+def wait_for(what: Callable[[], object], log: list[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < deadline, "\n".join(log[-40:])
+        time.sleep(0.1)
+
+
+def nodes_with_workers(cluster: RayCluster, title: str = "ray::TrainWorker") -> list[Node]:
+    """The nodes on which ranks run."""
+    found = [
+        node
+        for node in cluster.nodes
+        if any(title in " ".join(p.cmdline()) for p in node.processes())
+    ]
+    assert found, "no rank runs"
+    return found
+
+
+def node_with_workers(cluster: RayCluster) -> Node:
+    """A node on which a rank runs."""
+    return nodes_with_workers(cluster)[0]
+
+
+@contextmanager
+def training(
+    cluster: RayCluster,
+    place: Place,
+    num_workers: Any,
+    *,
+    num_nodes: int,
+    config: dict[str, Any] = CONFIG,
+) -> Iterator[Training]:
+    """A training on a cluster of so many nodes."""
+    config = config | {"num_workers": num_workers, "ray_address": cluster.dashboard}
+    log: list[str] = []
+    with TemporaryDirectory() as scratch, replaced_on_failure(cluster):
+        if "workload" in config:
+            config["settings"] = {"scratch": scratch}
+        request = DriverRequest(storage=place.storage, run="run", config=TrainConfig(**config))
+        cluster.have(num_nodes)
+        # This process has other connections to that server, by another address.
+        with patch.dict(os.environ, place.environment):
+            driver = Driver.start(request, log.append)
+        # A driver that is closed ends what the thread waits for.
+        with ThreadPoolExecutor(1) as thread, driver:
+            driver.prepared()
+            ending = thread.submit(train, driver, log)
+            yield Training(RunFolder(place.storage, "run"), log, Path(scratch), ending)
+
+
+def test_a_node_that_loses_its_power(cluster: RayCluster, place: Place, undisturbed: str) -> None:
+    with training(cluster, place, 2, num_nodes=3) as begun:
+        begun.wait_for_step(5)
+        node_with_workers(cluster).kill()
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
+        assert lease.newest_attempt(begun.folder.store) == 2
+
+
+def test_a_node_that_loses_its_power_where_fewer_will_do(
+    cluster: RayCluster, place: Place, undisturbed: str
+) -> None:
+    with training(cluster, place, (1, 2), num_nodes=2) as begun:
+        begun.wait_for_line("training on 2 workers")
+        begun.wait_for_step(5)
+        node_with_workers(cluster).kill()
+        begun.wait_for_line("training on 1 workers")
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
+
+
+@pytest.mark.promise("drained-nodes")
+def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
+    cluster: RayCluster, place: Place, undisturbed: str
+) -> None:
+    with training(cluster, place, (1, 2), num_nodes=2) as begun:
+        begun.wait_for_line("training on 2 workers")
+        begun.wait_for_step(4)
+        drained_at = (begun.folder.live() or {})["step"]
+        node = node_with_workers(cluster)
+        cluster.drain(node)
+        begun.wait_for_line("is being drained")
+        begun.wait_for_line("training on 1 workers")
+        # A checkpoint of just then: nothing that was done is done again.
+        manifests = [one.manifest for one in begun.folder.checkpoints()]
+        assert max(one.step for one in manifests if one.stopped_by == "request") >= drained_at
+        node.kill()
+        cluster.add()
+        begun.wait_for_line("room for more than 1 workers")
+        begun.wait_for_line("training on 2 workers", times=2)
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
+
+
+def test_a_function_leaves_a_node_that_is_drained_after_a_report(
+    cluster: RayCluster, place: Place
+) -> None:
+    with training(cluster, place, 2, num_nodes=3, config=FUNCTION) as begun:
+        begun.wait_for_step(2)
+        drained = nodes_with_workers(cluster, "RayTrainWorker")[0]
+        cluster.drain(drained)
+        begun.wait_for_line("is being drained")
+        wait_for(lambda: lease.newest_attempt(begun.folder.store) == 2, begun.log)
+        last = begun.folder.newest()
+        assert last is not None
+        assert last.manifest.stopped_by == "request"
+        begun.wait_for_step(last.step + 1)
+        assert drained not in nodes_with_workers(cluster, "RayTrainWorker")
+        assert not any("begins again" in line for line in begun.log)
+        epochs = FUNCTION["train_loop_config"]["num_epochs"]
+        assert begun.result().step == epochs + 1
+        newest = begun.folder.newest()
+        assert newest is not None
+        entries = read_segments(begun.folder.store, newest.manifest.journal)
+        assert [entry.metrics["epoch"] for entry in entries] == list(range(epochs))
+        assert lease.newest_attempt(begun.folder.store) == 2
+        drained.kill()
+
+
+def test_a_head_that_loses_its_power_and_is_started_again(
+    cluster: RayCluster, place: Place, undisturbed: str
+) -> None:
+    with training(cluster, place, 2, num_nodes=2) as begun:
+        begun.wait_for_step(5)
+        # What the head knew of its nodes is lost with it, and they find no way back.
+        cluster.kill()
+        begun.wait_for_line("ended, and nothing more is known")
+        cluster.start_again()
+        cluster.have(2)
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
+        assert lease.newest_attempt(begun.folder.store) == 2
+
+
+def test_a_node_that_is_cut_off_and_comes_back(
+    cluster: RayCluster, place: Place, undisturbed: str
+) -> None:
+    with training(cluster, place, 2, num_nodes=3) as begun:
+        begun.wait_for_step(5)
+        node = node_with_workers(cluster)
+        node.machine.cut_off()
+        begun.wait_for_line("begins again")
+        # Whatever of the first attempt still lives there has no say any more.
+        node.machine.connect()
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
+        # The head has given it up; it would end by itself at some time.
+        node.kill()

@@ -1,0 +1,72 @@
+"""The requests to stop of one attempt, as its driver and its ranks ask for them."""
+
+from __future__ import annotations
+
+import time
+
+from train_core.policy.restarts import Asked
+from train_core.rank.distributed.stop_requests import StopRequests
+from train_core.storage.coordination.stop_request import StopRequest
+from train_core.timing import StopTiming
+
+END = StopRequest(reason="Ctrl-C")
+
+
+def no_source() -> StopRequest | None:
+    return None
+
+
+def test_a_request_to_end_outranks_one_to_move_and_stands() -> None:
+    requests = StopRequests(no_source, poll_s=1)
+    assert (requests.asked, requests.is_asked) == (Asked.NOTHING, False)
+    requests.ask_to_move("a drain")
+    assert (requests.asked, requests.is_asked) == (Asked.MOVE, True)
+    requests.ask(END)
+    requests.ask_to_move("another drain")
+    assert requests.newest == END
+
+
+def test_the_grace_is_that_of_a_request_to_end_and_begins_with_it() -> None:
+    requests = StopRequests(no_source, poll_s=1)
+    assert not requests.is_older_than(0)
+    requests.ask_to_move("a drain")
+    time.sleep(0.02)
+    assert requests.is_older_than(0.01)
+    assert not requests.is_grace_over(0.01)
+    requests.ask(END)
+    assert not requests.is_older_than(10)
+    assert not requests.is_grace_over(10)
+    time.sleep(0.02)
+    assert requests.is_grace_over(0.01)
+
+
+def test_ranks_keep_some_of_their_grace_for_ending() -> None:
+    assert StopTiming(end_s=3).time_to_save_s(20) == 17
+    assert StopTiming(end_s=3).time_to_save_s(4) == 2
+
+
+def test_a_source_is_asked_until_it_gives_a_request_to_end() -> None:
+    given = [None, StopRequest(reason="a drain", goes_on=True), END]
+    requests = StopRequests(lambda: given.pop(0), poll_s=1)
+    for asked in (Asked.NOTHING, Asked.MOVE, Asked.END, Asked.END):
+        requests.poll()
+        assert requests.asked is asked
+    assert given == []
+
+
+def test_ranks_are_sent_what_came_before_and_what_could_not_be_sent() -> None:
+    received, refusals = [], [ConnectionError("not yet"), ConnectionError("not yet")]
+
+    def send(request: StopRequest) -> None:
+        if refusals:
+            raise refusals.pop()
+        received.append(request)
+
+    requests = StopRequests(no_source, poll_s=1)
+    requests.ask(END)
+    requests.send_by(send)
+    requests.poll()
+    assert received == []
+    requests.poll()
+    requests.poll()
+    assert received == [END]

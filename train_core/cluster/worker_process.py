@@ -1,0 +1,67 @@
+"""A worker: a Ray actor that runs functions named `module:name`, one after the other.
+
+evertrain has no handler of SIGTERM in a worker, so the signal makes no training save: Ray ends the
+process after the running call returns, or the sender kills it by SIGKILL before, and
+`policy/restarts` decides what follows. A training ends early by a request to stop
+(`rank/distributed/stop_requests.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
+
+from train_core.cluster.rank_order import Location
+from train_core.inside import mark_this_process
+from train_core.quick_imports import garbage_collection_paused
+
+WORK, CONTROL = "work", "control"
+"""The worker's two threads: one runs functions, the other answers while they run."""
+Actor = Any
+"""A handle on a `TrainWorker`: Ray's own annotation does not know its methods."""
+
+
+class TrainWorker:
+    """An actor with two threads, so that it answers calls while it trains."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        """Import the modules `preload`, which takes seconds, before they are needed."""
+        mark_this_process("worker")
+        with garbage_collection_paused():
+            for module in preload:
+                importlib.import_module(module)
+        self._ready_at = time.time()
+
+    @ray.method(concurrency_group=CONTROL)
+    def locate(self) -> Location:
+        """Where Ray has placed this worker."""
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids().get("GPU", [])
+        in_order = sorted(map(str, gpus), key=lambda gpu: (len(gpu), gpu))
+        return Location(context.get_node_id(), tuple(in_order), self._ready_at)
+
+    @ray.method(concurrency_group=CONTROL)
+    def answer(self) -> None:
+        """Return, which shows that the process is neither suspended nor stuck."""
+
+    @ray.method(concurrency_group=WORK)
+    def set_up(self, name: str, environment: Mapping[str, str]) -> None:
+        """Set environment variables, and give the log's lines of this process another name."""
+        os.environ.update(environment)
+        # Ray's log monitor reads this line from the log and does not print it.
+        for log in (sys.stdout, sys.stderr):
+            log.write(f"{LOG_PREFIX_ACTOR_NAME}{name}\n")
+            log.flush()
+
+    @ray.method(concurrency_group=WORK)
+    def run(self, function: str, arguments: Sequence[Any]) -> Any:
+        """Run the function `module:name`, always in the same thread; return its result."""
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(module), name)(*arguments)

@@ -1,0 +1,96 @@
+"""Attempts whose ranks are the workers of a pool."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from train_core.cluster.outcomes import values
+from train_core.cluster.pool import WorkerPool
+from train_core.cluster.rank_order import Rank
+from train_core.cluster.resources import drained_under_workers
+from train_core.cluster.runtime import driver_host
+from train_core.cluster.scaling import ClusterWatch, number_of_workers, room_for
+from train_core.config import LOCAL, TrainConfig
+from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
+from train_core.entry_points import TRAIN
+from train_core.policy.membership import keeps_workers
+from train_core.policy.restarts import Ended
+from train_core.rank.distributed.rendezvous import Membership, RendezvousStore
+from train_core.rank.distributed.stop_requests import post_stop
+
+_SMALLER_TRAINING = (
+    "begin another run, with init_from, more accumulation_steps and a smaller batch_size"
+)
+_log = logging.getLogger("train_core.driver")
+
+
+def is_fixed(config: TrainConfig) -> bool:
+    """Whether the number of workers is known before the cluster is looked at."""
+    return config.ray_address == LOCAL and not config.min_workers
+
+
+class PoolLauncher:
+    """Runs attempts on a pool, with as many workers as there is room for."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        """Run the ranks until they end; where one died, all are replaced."""
+        try:
+            store = RendezvousStore(driver_host(attempt.config))
+            attempt.requests.send_by(partial(post_stop, store, _group(attempt)))
+            if is_fixed(attempt.config):
+                self._pool.start(attempt.config)
+                return self._train(store, attempt, attempt.config)
+            return self._train_where_there_is_room(store, attempt)
+        except ConnectionError as error:
+            if is_fixed(attempt.config):
+                self._pool.replace_all()
+            else:
+                # How many there is room for is seen once these are gone.
+                self._pool.end_workers()
+            return AttemptOutcome(Ended.LOST, error)
+        except Exception as error:  # noqa: BLE001 (the supervisor raises it)
+            # Ranks that wait for the one that failed would wait for half an hour.
+            self._pool.end_workers()
+            return AttemptOutcome(Ended.FAILED, error)
+
+    def _train_where_there_is_room(
+        self, store: RendezvousStore, attempt: Attempt
+    ) -> AttemptOutcome:
+        workers, timing = attempt.config.num_workers, self._pool.timing
+        is_placed = self._pool.is_placed(attempt.config)
+        if not keeps_workers(is_placed=is_placed, drained=drained_under_workers()):
+            # The resources of the pool's own workers count as room as well, except on a node that
+            # is drained: they are freed before the room is measured.
+            self._pool.end_workers()
+            poll = partial(room_for, attempt.config)
+            workers = number_of_workers(attempt.config, poll, attempt.check_stop, timing)
+        config = attempt.config.model_copy(update={"num_workers": workers})
+        self._pool.start(config)
+        watch = ClusterWatch(attempt.requests.ask_to_move, attempt.config, workers, timing)
+        with watch.watching():
+            _log.info("training on %d workers", workers)
+            return self._train(store, attempt, config)
+
+    def _train(
+        self, store: RendezvousStore, attempt: Attempt, config: TrainConfig
+    ) -> AttemptOutcome:
+        """Run the ranks of one group. Raises the first cause if one failed."""
+
+        def arguments(rank: Rank) -> tuple[str, TrainConfig, int, Membership]:
+            own = store.membership(_group(attempt), rank.rank, rank.world_size, rank.device)
+            return attempt.folder.url, config, attempt.number, own
+
+        outcomes = self._pool.run_ranks(TRAIN, arguments, check=attempt.check_stop)
+        of_ranks = {f"rank {rank}": one for rank, one in enumerate(outcomes.values())}
+        # `TRAIN` gives how each rank ended; rank 0 knows what was committed.
+        first, *_ = values(of_ranks, _SMALLER_TRAINING)
+        return AttemptOutcome(given_up_at=None if first.has_saved else first.saved_step)
+
+
+def _group(attempt: Attempt) -> str:
+    """The name of the attempt's process group."""
+    return f"{attempt.folder.name}/{attempt.number}"

@@ -1,4 +1,0 @@
-"""The delivery to MLflow: beside a training, and afterwards what MLflow has missed.
-
-`engine/tracking/__init__.py` lists the whole way of a metric.
-"""

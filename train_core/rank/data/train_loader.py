@@ -1,0 +1,89 @@
+"""The loader of the training split: one stream of micro-batches, each with its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from train_core.config import TrainConfig
+from train_core.datasets.protocols import Dataset, Stream, is_stream
+from train_core.errors import EvertrainError
+from train_core.policy.samples.sharding import shards_of_rank
+from train_core.policy.samples.steps import MicroBatch, Pass, in_order
+from train_core.rank.data.batches import PlannedBatch, StreamBatches, TrainBatches
+from train_core.rank.data.data_processes import end_processes, load_ahead
+from train_core.rank.distributed.group import Group
+from train_core.workload import Batch, Workload
+
+
+class TrainLoader:
+    """The micro-batches that this rank computes, in the order of the plan, with their batches."""
+
+    def __init__(
+        self,
+        workload: Workload[Any],
+        dataset: Dataset | Stream,
+        config: TrainConfig,
+        group: Group,
+        *,
+        has_equal_passes: bool,
+    ) -> None:
+        self.plan = config.step_plan(len(dataset))
+        self.shards = shards_of_rank(config.shards, group.world_size, group.rank)
+        self._config = config
+        self._group = group
+        self._has_equal_passes = has_equal_passes
+        self.streams = StreamBatches(workload, dataset, config) if is_stream(dataset) else None
+        """The training split, if it is a stream."""
+        self._batches = None if is_stream(dataset) else TrainBatches(workload, dataset, config.seed)
+        self._loaded: Iterator[PlannedBatch | EvertrainError] = iter(())
+
+    def start(self, epoch: int, step: int) -> None:
+        """Start to fetch after `step` steps, to the end of the training or of a stream's epoch.
+
+        So the processes that fetch ahead start once and go on during validation.
+        """
+        if self.streams is not None:
+            passes = self._passes(step, epoch + 1)
+            self._loaded = self.streams.batches(epoch, self.shards, passes)
+        else:
+            assert self._batches is not None
+            self._loaded = load_ahead(
+                self._batches,
+                self._passes(step, self._config.epochs),
+                num_processes=self._config.data_workers,
+                device=self._group.device,
+            )
+
+    def batches_of(self, shard: int) -> Iterator[tuple[MicroBatch, Batch, bool]]:
+        """The next step's micro-batches of a shard with their batches, and whether it is the last.
+
+        All shards of the rank have to be asked for, in their order.
+        """
+        is_last = False
+        while not is_last:
+            fetched = next(self._loaded)
+            if isinstance(fetched, EvertrainError):
+                raise fetched
+            planned, batch = fetched
+            assert planned.shard == shard, f"shard {shard} is asked for, {planned} is next"
+            is_last = planned.is_last
+            if planned.micro_batch is not None:
+                yield planned.micro_batch, batch, is_last
+
+    def close(self) -> None:
+        """End the processes that fetch ahead."""
+        end_processes(self._loaded)
+        self._loaded = iter(())
+
+    def _passes(self, first_step: int, last_epoch: int) -> Iterator[Pass]:
+        """The passes that this rank computes from a step to the end of an epoch."""
+        for step in range(first_step, last_epoch * self.plan.steps_per_epoch):
+            epoch, step_in_epoch = divmod(step, self.plan.steps_per_epoch)
+            if self._has_equal_passes:
+                # Each pass gathers the weights from all ranks, so all have to do equally many.
+                size, rank = self._group.world_size, self._group.rank
+                work = self.plan.equal_passes(epoch, step_in_epoch, size, rank)
+            else:
+                work = list(self.plan.micro_batches(epoch, step_in_epoch, self.shards))
+            yield from in_order(self.shards, work)

@@ -1,0 +1,171 @@
+"""The requests to stop of one attempt: its ranks ask here whether they shall stop, and its driver.
+
+A request comes from `evertrain runs stop`, from the driver's program as it ends, or from the watch
+over the cluster, which sees drained nodes and new ones (`cluster/scaling.py`). The driver
+finds those of other programs in the run folder, and posts the newest request in its rendezvous
+store, which needs no storage. The ranks find it there; ranks without a driver find it in the run
+folder. A rank polls in a thread, so that a request is known during a validation or a wait as well.
+Between steps the control message makes all ranks act on it after the same step.
+
+No signal is such a request: `cluster/worker_process.py` has what SIGTERM does to a worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from pydantic import ValidationError
+from torch.distributed import Store  # type: ignore[attr-defined]  # the stub lacks it
+
+from train_core.errors import EvertrainError
+from train_core.policy.restarts import Asked
+from train_core.rank.distributed.rendezvous import Membership, RendezvousStore, connect
+from train_core.storage.coordination.stop_request import StopRequest
+
+STOP = "stop"
+"""The key of the driver's newest request, in the store of the attempt."""
+_CONNECT_TIMEOUT = timedelta(seconds=10)
+_log = logging.getLogger(__name__)
+
+StopSource = Callable[[], StopRequest | None]
+"""Gives the newest request to an attempt, if there is one. Used by one thread.
+
+Raises EvertrainError or OSError if it cannot be read now.
+"""
+
+
+class StopRequests:
+    """Knows the newest request to stop of one attempt. May be asked, and told, by any thread.
+
+    Once it is started, a thread polls `source` every `poll_s`. With `logs`, which one rank has, it
+    logs the request.
+    """
+
+    def __init__(self, source: StopSource, poll_s: float, *, logs: bool = False) -> None:
+        self.newest: StopRequest | None = None
+        """A request to end replaces one to move, and stands."""
+        self._source = source
+        self._poll_s = poll_s
+        self._logs = logs
+        self._since = 0.0
+        self._send: Callable[[StopRequest], None] | None = None
+        self._sent: StopRequest | None = None
+        """The newest request that the ranks have."""
+        self._one_at_a_time = threading.Lock()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="stop-requests", daemon=True)
+
+    @property
+    def asked(self) -> Asked:
+        """What the newest request asks for."""
+        if self.newest is None:
+            return Asked.NOTHING
+        return Asked.MOVE if self.newest.goes_on else Asked.END
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the attempt is to save and end."""
+        return self.newest is not None
+
+    def is_older_than(self, limit_s: float) -> bool:
+        """Whether the newest request came more than so many seconds ago."""
+        return self.is_asked and time.monotonic() - self._since > limit_s
+
+    def is_grace_over(self, grace_s: float) -> bool:
+        """Whether a request to end came more than `grace_s` ago; one to move has no such limit."""
+        return self.asked is Asked.END and self.is_older_than(grace_s)
+
+    def ask_to_move(self, reason: str) -> None:
+        """Ask the attempt to save and end, for another one."""
+        self.ask(StopRequest(reason=reason, goes_on=True))
+
+    def ask(self, request: StopRequest) -> None:
+        """Ask the attempt to save and end; ignored where an earlier request outranks this one."""
+        with self._one_at_a_time:
+            if request.replaces(self.newest):
+                if self._logs:
+                    _log.info("asked to stop: %s; a last checkpoint is saved", request.reason)
+                self._since, self.newest = time.monotonic(), request
+                self._send_newest()
+
+    def send_by(self, send: Callable[[StopRequest], None]) -> None:
+        """Send each request to the ranks by this function, including one that came before.
+
+        A request that cannot be sent is sent again at each poll.
+        """
+        with self._one_at_a_time:
+            self._send = send
+            self._send_newest()
+
+    def start(self) -> None:
+        """Start to poll."""
+        self._thread.start()
+
+    def poll(self) -> None:
+        """Send what the ranks do not have yet, and ask the source once."""
+        with self._one_at_a_time:
+            self._send_newest()
+        if self.asked is Asked.END:
+            # Nothing replaces it, and the source may keep who asks it waiting.
+            return
+        try:
+            request = self._source()
+        except (EvertrainError, OSError) as error:
+            _log.debug("the request to stop cannot be read: %s", error)
+            return
+        if request is not None:
+            self.ask(request)
+
+    def close(self) -> None:
+        """End the thread. A thread that waits for its source is left behind."""
+        self._is_closed.set()
+        if self._thread.is_alive():
+            self._thread.join(self._poll_s)
+
+    def _follow(self) -> None:
+        while not self._is_closed.is_set():
+            self.poll()
+            self._is_closed.wait(self._poll_s)
+
+    def _send_newest(self) -> None:
+        """Send the newest request, if there is one that the ranks do not have."""
+        if self._send is None or self.newest is self._sent:
+            return
+        assert self.newest is not None, "a request stays, or is replaced"
+        try:
+            self._send(self.newest)
+            self._sent = self.newest
+        except Exception as error:  # noqa: BLE001 (whatever Ray or torch raises)
+            _log.warning("the ranks cannot be asked to stop: %s", error)
+
+
+class PostedByDriver:
+    """The source that a driver's ranks have: what the driver has posted in its rendezvous store.
+
+    It has a connection of its own, as two threads must not use one at the same time.
+    """
+
+    def __init__(self, own: Membership) -> None:
+        self._own = own
+        self._store: Store | None = None
+
+    def __call__(self) -> StopRequest | None:
+        """The newest request, if there is one. Raises ConnectionError."""
+        try:
+            if self._store is None:
+                self._store = connect(self._own, _CONNECT_TIMEOUT)
+            if not self._store.check([STOP]):
+                return None
+            return StopRequest.model_validate_json(self._store.get(STOP))
+        except (RuntimeError, ValidationError) as error:
+            self._store = None
+            raise ConnectionError(f"the driver's store cannot be read: {error}") from error
+
+
+def post_stop(store: RendezvousStore, group: str, request: StopRequest) -> None:
+    """Post the request to all ranks of a group, including those that start later."""
+    store.post(group, STOP, request.model_dump_json())

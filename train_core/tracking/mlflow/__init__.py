@@ -1,0 +1,1 @@
+"""MLflow: the tracker that implements the verbs of `tracking/tracker.py` by its client."""
