@@ -12,10 +12,12 @@ import uuid
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import hypothesis
 import pytest
 
+from benchmarks.services import ray_cluster
 from tests.plugins.leaks import Belongings
 from train_core.policy.findings import EVERYTHING
 from train_core.requests import ACCEPT
@@ -51,6 +53,31 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session")
+def server_of_ranks() -> None:
+    """The server that ranks are forked from, which imports torch."""
+    from tests.ranks import processes
+
+    processes.start_server()
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """Of a running cluster: one node, which says that it has 2 CPUs and 1 GPU.
+
+    It starts workers while a test runs, so its tests take no look for leaks of their own: what is
+    left is looked at when the cluster ended.
+    """
+    before = Belongings.now()
+    # Ray's sockets need a short path.
+    with (
+        TemporaryDirectory(prefix="ray-") as folder,
+        ray_cluster(Path(folder), "--num-cpus=2", "--num-gpus=1") as found,
+    ):
+        yield found
+    assert not before.added(within_s=10)
 
 
 @pytest.fixture(scope="session")

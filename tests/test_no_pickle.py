@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 FILES_OF_A_FUNCTION = {"train_core/predictors.py": {"pickle", "torch.load"}}
 """What a training function wrote itself is read there, as tensors only, or as the run trusts it:

@@ -40,7 +40,7 @@ SHIPPED = (
     "tumours_extended:AnchoredTumours",
 )
 CPU = torch.device("cpu")
-EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 def rehearsed(kind: type[Workload[Any]], **asked: Any) -> Rehearsal:

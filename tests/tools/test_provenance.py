@@ -230,7 +230,7 @@ def test_run_json_has_it(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     checked = check(folder, request)
     create_run(folder, new_record(request, config, checked.datasets))
-    tiny = Path(__file__).parents[1] / "tiny.py"
+    tiny = Path(__file__).parents[1] / "rank" / "tiny.py"
     record = folder.record()
     assert record.modules["tests.rank.tiny"] == digest_of(tiny.read_bytes())
     assert record.packages["torch"] == metadata.version("torch")

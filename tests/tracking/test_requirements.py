@@ -59,7 +59,7 @@ def test_a_shipped_workload_is_loaded_with_what_its_model_requires(
         waiting = {other for one in waiting for other in required_by(one)} - there
     assert {"prefect", "ray"} <= required_by("evertrain") - there
     link_installed(there, tmp_path)
-    repository = Path(__file__).parents[3]
+    repository = Path(__file__).parents[2]
     # Without `site`, Python sees no package but those of PYTHONPATH.
     subprocess.run(
         [sys.executable, "-S", "-c", LOAD, f"train_core.workloads.{name}"],

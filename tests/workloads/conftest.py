@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.ranks import processes
 from tests.workloads.pages import EXAMPLES
 
 
@@ -26,9 +25,3 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def server_of_ranks() -> None:
-    """Started before the test, so that none is said to have left it behind."""
-    processes.start_server()

@@ -1,1 +1,1 @@
-"""What runs in the driver and in the workers: training, checkpoints, Ray, scoring, MLflow."""
+"""Old names: models that earlier versions logged name their loader by them."""

@@ -1,5 +1,5 @@
-"""The old name of `tracking/serving.py`: models that earlier versions logged are loaded by it."""
+"""The oldest name of `tracking/mlflow/serving.py`."""
 
-from train_core.engine.tracking.serving import _load_pyfunc
+from train_core.tracking.mlflow.serving import _load_pyfunc
 
 __all__ = ["_load_pyfunc"]

@@ -1,1 +1,1 @@
-"""Comparing runs, a training without Ray, exports, isolated calls."""
+"""Comparison and export of runs, a training without Ray, calls in a process of their own."""

@@ -2,8 +2,9 @@
 
 A metric on its way to a tracker passes
 
-1. on rank 0: `training/loop`, `checkpoint/journal_buffer`, and `checkpoint/storing_thread`, which
-   commits a segment of the journal (`storage/records/journal`) with a checkpoint
+1. on rank 0: `rank/loop`, `rank/checkpoint/journal_buffer`, and
+   `rank/checkpoint/storing_thread`, which commits a segment of the journal
+   (`storage/records/journal`) with a checkpoint
 2. in the driver: `delivery/mirror` and `delivery/delivery_thread`, which call
    `delivery/run_sender` in a loop, and again after a failure
 3. `follow`: reads what the run folder has committed, and shows it by the verbs of `tracker`

@@ -1,0 +1,1 @@
+"""Old names of `train_core.tracking`."""
