@@ -36,7 +36,7 @@ class CoordinationTiming:
     """Between two heartbeats of a caller, or of a job."""
     mailbox_standstill_s: float = 12.0
     """A caller whose heartbeat has not moved for so long is gone; so is a job that only scores."""
-    shortest_pause_s: float = 0.1
+    shortest_pause_s: float = 0.05
     """Between two polls for the other side's object, at first."""
     longest_pause_s: float = 1.0
     """The same after a long wait."""
@@ -46,9 +46,9 @@ class CoordinationTiming:
     def pause_s(self, waited_s: float) -> float:
         """How long to wait before the other side's object is looked for again.
 
-        A tenth of what was waited already, within the limits: it is found a tenth of the time late.
+        A twentieth of what was waited already, within the limits: it is found that much late.
         """
-        return min(max(waited_s / 10, self.shortest_pause_s), self.longest_pause_s)
+        return min(max(waited_s / 20, self.shortest_pause_s), self.longest_pause_s)
 
 
 @dataclass(frozen=True)

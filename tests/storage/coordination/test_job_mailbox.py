@@ -113,6 +113,6 @@ def test_a_call_can_be_taken_back(store: Store) -> None:
 
 
 @given(waited_s=st.floats(0, 1e6))
-def test_an_answer_is_found_a_tenth_later_than_it_came_or_a_second(waited_s: float) -> None:
-    assert 0.1 <= TIMING.coordination.pause_s(waited_s) <= 1
-    assert TIMING.coordination.pause_s(waited_s) <= max(0.1, waited_s / 10)
+def test_an_answer_is_found_a_twentieth_later_than_it_came_or_a_second(waited_s: float) -> None:
+    assert 0.05 <= TIMING.coordination.pause_s(waited_s) <= 1
+    assert TIMING.coordination.pause_s(waited_s) <= max(0.05, waited_s / 20)
