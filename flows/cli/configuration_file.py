@@ -18,13 +18,13 @@ from train_core.config.json_text import FLOAT_WITH_EXPONENT, MOST_DEPTH, MOST_DI
 from train_core.errors import ConfigError
 from train_core.text.shown_text import cut
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
 MOST_BYTES = 2**18
 MOST_VALUES = 100_000
 _SHOWN_CHARS = 200
+_TOO_DEEP = f"its values are nested more than {MOST_DEPTH} deep"
 _VALUES = (dict, list, str, int, float, type(None))
 
 
@@ -39,21 +39,11 @@ _ERRORS = (
 )
 
 
-class _ParametersLoader(_Loader):  # type: ignore[misc]  # one of two classes
+class _ParametersLoader(yaml.SafeLoader):
     """YAML's values, as far as JSON has them."""
 
 
-_ParametersLoader.yaml_implicit_resolvers = {
-    char: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
-    for char, resolvers in _Loader.yaml_implicit_resolvers.items()
-}
-
-_ParametersLoader.add_implicit_resolver(
-    _FLOAT, re.compile(rf"(?:{FLOAT_WITH_EXPONENT.pattern})$", re.ASCII), list("-+.0123456789")
-)
-
-
-def _construct_int(loader: Any, node: Any) -> Any:
+def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     if len(node.value) > MOST_DIGITS:
         reason = f"a number has {len(node.value)} digits, more than {MOST_DIGITS}"
         raise ConstructorError(None, None, reason, node.start_mark)
@@ -61,7 +51,10 @@ def _construct_int(loader: Any, node: Any) -> Any:
 
 
 _ParametersLoader.add_constructor(_INT, _construct_int)
-_ParametersLoader.add_constructor(_TIMESTAMP, _Loader.construct_yaml_str)
+_ParametersLoader.add_constructor(_TIMESTAMP, lambda _, node: node.value)
+_ParametersLoader.add_implicit_resolver(
+    _FLOAT, re.compile(rf"(?:{FLOAT_WITH_EXPONENT.pattern})$", re.ASCII), list("-+.0123456789")
+)
 
 
 def read_configuration(path: str) -> dict[str, Any]:
@@ -92,33 +85,33 @@ def _text_of(path: str) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    depth = 0
-    for event in yaml.parse(text, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_DEPTH:
-            raise _RefusedError(f"its values are nested more than {MOST_DEPTH} deep")
-    found = yaml.load(text, _ParametersLoader)  # noqa: S506 (a safe loader)
+    try:
+        found = yaml.load(text, _ParametersLoader)  # noqa: S506 (a safe loader)
+    except RecursionError:
+        raise _RefusedError(_TOO_DEEP) from None
     if not isinstance(found, dict):
         raise _RefusedError("it is not a mapping of parameters to values")
     _check_values(found)
     return found
 
 
-def _check_values(found: object) -> None:
+def _check_values(found: dict[Any, Any]) -> None:
     """Refuse values that JSON lacks, and aliases that multiply what the file holds."""
-    waiting, seen = [(found, 0)], 0
+    waiting: list[tuple[Any, int]] = [(found, 0)]
+    seen = 0
     while waiting:
         value, depth = waiting.pop()
         if not isinstance(value, _VALUES):
             raise _RefusedError(
                 f"a value in it is {type(value).__name__}, which JSON does not have"
             )
-        inner = value.values() if isinstance(value, dict) else value
         if isinstance(value, (dict, list)):
             seen += len(value)
-            waiting += [(one, depth + 1) for one in inner]  # type: ignore[union-attr]
-        if depth > 2 * MOST_DEPTH or seen > MOST_VALUES:
+            inner = value.values() if isinstance(value, dict) else value
+            waiting += [(one, depth + 1) for one in inner]
+        if depth > MOST_DEPTH:
+            raise _RefusedError(_TOO_DEEP)
+        if seen > MOST_VALUES:
             raise _RefusedError(f"its aliases stand for more than {MOST_VALUES} values")
 
 

@@ -38,7 +38,7 @@ BOMB = b"a: &a [x,x,x,x,x,x,x,x,x,x]\n" + b"".join(
         (b"- " * 20_000, "nested more than 100 deep"),
         (b'settings: "' + b"[" * 20_000 + b'"', "its brackets are more than 100 deep"),
         (BOMB, "aliases stand for more than"),
-        (b"settings: &a {b: *a}\n", "aliases stand for more than"),
+        (b"settings: &a {b: *a}\n", "nested more than"),
         (b"a: '" + b"x" * MOST_BYTES + b"'", f"more than {MOST_BYTES} bytes"),
         (b"settings: {a: !!binary aGk=}\n", "a value in it is bytes, which JSON does not have"),
         (b"settings: !!set {a, b}\n", "a value in it is set"),
