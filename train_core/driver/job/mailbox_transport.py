@@ -49,8 +49,8 @@ class MailboxTransport:
         self._timing = timing
         self._callers = Callers(mailbox, timing)
         self._seen: set[str] = set()
-        self._request: Request | None = None
-        """The request that was accepted."""
+        self._accepted: Call | None = None
+        """The call whose request was accepted; the server has parsed it."""
         self._prepared: Prepared | None = None
         """The answer to it."""
         self._preparing: dict[str, Answer[Any]] = {}
@@ -226,25 +226,25 @@ class MailboxTransport:
 
     def _prepare(self, name: str, call: Call) -> Iterator[tuple[str, Call]]:
         """The first caller's request is the job's; one that comes later must want the same."""
-        if self._request is None:
+        if self._accepted is None:
             self._preparing = {name: Answer[Any]()}
             yield name, call
             answer = self._preparing.pop(name)
             if answer.error is None:
                 self._accept(call, answer.unwrapped())
         else:
-            answer = self._attach(self._request, call)
+            answer = self._attach(self._accepted, call)
             self._write(name, answer)
         if answer.error is not None:
             # It will call no more.
             self._callers.remove(caller_of(name))
-        if self._request is None:
+        if self._accepted is None:
             # Without a request that was accepted there is nothing to go on with.
             self._wait_for_stages()
             self._last = name
 
     def _accept(self, call: Call, prepared: Prepared) -> None:
-        self._request = PREPARE.arguments.model_validate(call.arguments).request
+        self._accepted = call
         self._prepared = prepared
         if not prepared.is_begun:
             return
@@ -254,9 +254,9 @@ class MailboxTransport:
         except StorageError as error:
             _log.warning("mailboxes of earlier jobs could not be deleted: %s", error)
 
-    def _attach(self, ours: Request, call: Call) -> Answer[Any]:
+    def _attach(self, accepted: Call, call: Call) -> Answer[Any]:
         try:
-            theirs = PREPARE.arguments.model_validate(call.arguments).request
+            ours, theirs = _request_of(accepted), _request_of(call)
             refuse_another(self._mailbox.job, ours, theirs)
         # A workload's own sys.exit() would end the job without a word.
         except (Exception, SystemExit) as error:  # noqa: BLE001 (the caller raises it)
@@ -285,3 +285,7 @@ class MailboxTransport:
             self._closing = None
             return None
         return None if lives else closing
+
+
+def _request_of(call: Call) -> Request:
+    return PREPARE.arguments.model_validate(call.arguments).request
