@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 from train_core import entry_points
+from train_core.driver.runner import Runner
 from train_core.entry_points import (
+    FUNCTION_RUNNER,
     FUNCTIONS,
     ISOLATED_FUNCTIONS,
     PROGRAMS,
@@ -47,10 +50,14 @@ def test_a_function_is_there(name: str) -> None:
     assert inspect.isfunction(getattr(import_module(module), function))
 
 
+def test_the_runner_of_training_functions_is_one() -> None:
+    assert issubclass(resolve_name(FUNCTION_RUNNER), Runner)
+
+
 def test_every_name_of_the_file_is_looked_at() -> None:
     named = {value for key, value in vars(entry_points).items() if key.isupper()}
     tables = {PROGRAMS, FUNCTIONS, WORKER_FUNCTIONS, ISOLATED_FUNCTIONS}
-    assert named == {*tables, *PROGRAMS, *FUNCTIONS}
+    assert named == {*tables, *PROGRAMS, *FUNCTIONS, FUNCTION_RUNNER}
 
 
 @pytest.mark.parametrize("path", _SOURCES, ids=lambda path: str(path.relative_to(_ROOT)))

@@ -1,7 +1,8 @@
 """What is started by name: a dependency that no import shows.
 
 Programs are started as `python -m NAME`. Functions are named `module:function`, for a worker of the
-pool or for an isolated call.
+pool or for an isolated call. `train_core/functions`, the room of Ray Train, is used by such names
+only, so nothing else depends on Ray Train.
 """
 
 from __future__ import annotations
@@ -50,4 +51,16 @@ ISOLATED_FUNCTIONS = (
     UPLOAD_CODE,
 )
 """What `client.isolated` calls: each needs MLflow or Ray."""
-FUNCTIONS = (*WORKER_FUNCTIONS, *ISOLATED_FUNCTIONS)
+
+RAY_CHECKPOINT = "train_core.functions.ray_checkpoints:ray_checkpoint"
+ADDRESS_OF_RAY_CHECKPOINT = "train_core.functions.ray_checkpoints:address_of"
+"""A checkpoint as Ray Train's, and back: called by `client.checkpoint`."""
+FUNCTIONS = (
+    *WORKER_FUNCTIONS,
+    *ISOLATED_FUNCTIONS,
+    RAY_CHECKPOINT,
+    ADDRESS_OF_RAY_CHECKPOINT,
+)
+
+FUNCTION_RUNNER = "train_core.functions.runner:FunctionRunner"
+"""Checks and trains a training function: made by `driver.runner`, which has its base."""

@@ -11,14 +11,14 @@ import psutil
 import pytest
 
 from benchmarks.functions.__main__ import KEYS, POLL, POLL_S
-from train_core.driver.ray_session import ray_train_settings
+from train_core.functions.runner import FunctionRunner
 from train_core.timing import TIMING
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_fair_contender_polls_as_often_as_evertrain() -> None:
-    assert ray_train_settings(TIMING.functions).environment == {POLL: str(POLL_S)}
+    assert FunctionRunner().ray_settings(TIMING).environment == {POLL: str(POLL_S)}
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from ray.train import Checkpoint as RayCheckpoint
 
 from tests.client.grown import contents, create, grow
 from train_core import Checkpoint
-from train_core.client.ray_checkpoints import address_of
 from train_core.errors import ConfigError
+from train_core.functions.ray_checkpoints import address_of
 from train_core.storage.objects.store import Store
 
 

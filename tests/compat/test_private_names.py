@@ -18,9 +18,9 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
 from train_core.cluster.runtime import _job_config
-from train_core.driver.ray_session import ray_train_settings
+from train_core.functions.runner import FunctionRunner
 from train_core.storage.records.names import RAY_SNAPSHOT_JSON
-from train_core.timing import FunctionTiming
+from train_core.timing import FunctionTiming, Timing
 
 TESTED = ("2.60.",)
 PRODUCT = Path(__file__).parents[2] / "train_core"
@@ -97,7 +97,8 @@ def test_the_controller_calls_back_and_its_files_have_their_names() -> None:
     begin = inspect.getsource(WorkerGroup._start_impl)
     assert begin.index("_init_train_context(") < begin.index(".after_worker_group_start(")
     assert storage.CHECKPOINT_MANAGER_SNAPSHOT_FILENAME == RAY_SNAPSHOT_JSON
-    environment = ray_train_settings(FunctionTiming(controller_poll_s=0.5)).environment
+    timing = Timing(functions=FunctionTiming(controller_poll_s=0.5))
+    environment = FunctionRunner().ray_settings(timing).environment
     assert environment == {constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR: "0.5"}
     assert issubclass(TrainingFailedError, RayTrainError)
 

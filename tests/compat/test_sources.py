@@ -10,11 +10,11 @@ from ray.train import Checkpoint
 
 from tests.storage.doubles.faulty_store import FaultyStore
 from train_core.errors import WorkloadError
+from train_core.functions.ray_checkpoints import filesystem_of
 from train_core.functions.reports.reported_files import FolderInRun, LocalFolder
 from train_core.functions.reports.reported_folder import (
     FolderSource,
     RunPlaces,
-    filesystem_of,
 )
 from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.run_folder import RunFolder

@@ -335,6 +335,8 @@ PROMISES: dict[str, dict[str, str]] = {
     "docs/training-functions.md": {
         "dry-run-function": "A dry run of a training function makes all checks, creates nothing "
         "and says what a run would do.",
+        "without-ray-train": "Where Ray Train cannot be imported, workloads are trained and "
+        "evaluated as ever, and a training function is refused in one line.",
         "trainers-word": "A parameter that a factory's trainer has another value for is refused.",
         "skip-unchanged-function": "With `skip_unchanged` a training function is not run again "
         "where it, its configuration, its predictor and the data of the workload are unchanged.",

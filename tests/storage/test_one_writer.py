@@ -28,7 +28,7 @@ WRITERS_OF_RECORDS = {"write_file", "append", "amend", "mark_quarantined"}
 CHANGES = {name for name in vars(Store) if not name.startswith("_")} - set(vars(StoreReader))
 ELSEWHERE = {
     ("train_core/client/verify_resume.py", "Store(runs).delete"),
-    ("train_core/driver/preparing/function_checks.py", "Store(request.storage).probe"),
+    ("train_core/functions/checks.py", "Store(request.storage).probe"),
     ("train_core/driver/preparing/preflight.py", "Store(request.storage).probe"),
     ("train_core/tools/export.py", "store.write"),
 }

@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from train_core.client.ray_checkpoints import address_of, ray_checkpoint
+from train_core.entry_points import ADDRESS_OF_RAY_CHECKPOINT, RAY_CHECKPOINT
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.storage.addresses import absolute, named, run_at
 from train_core.storage.coordination import pins
@@ -76,7 +77,7 @@ class Checkpoint:
     @classmethod
     def from_ray(cls, checkpoint: RayCheckpoint) -> Checkpoint:
         """The checkpoint to whose folder a `ray.train.Checkpoint` refers. Raises as above."""
-        return cls.from_directory(address_of(checkpoint))
+        return cls.from_directory(resolve_name(ADDRESS_OF_RAY_CHECKPOINT)(checkpoint))
 
     @classmethod
     def _alone(cls, url: str) -> Checkpoint:
@@ -154,7 +155,8 @@ class Checkpoint:
 
     def to_ray(self) -> RayCheckpoint:
         """The same folder as a `ray.train.Checkpoint`, which reads it unverified and unpinned."""
-        return ray_checkpoint(self._store, self._files_key)
+        made: RayCheckpoint = resolve_name(RAY_CHECKPOINT)(self._store, self._files_key)
+        return made
 
     @property
     def _files_key(self) -> str:

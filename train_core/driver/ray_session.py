@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from train_core.cluster.resources import check_resources, fits_here, with_gpus
-from train_core.cluster.runtime import POOL_SETTINGS, RaySettings
 from train_core.config import TrainConfig
 from train_core.described_errors import describe, rebuild
+from train_core.driver.runner import runner_of
 from train_core.entry_points import MEASURE_SHARD, TRAIN
-from train_core.timing import TIMING, FunctionTiming, Timing
+from train_core.timing import TIMING, Timing
 
 if TYPE_CHECKING:
     from train_core.cluster.pool import WorkerPool
@@ -89,14 +89,8 @@ class RaySession(ABC):
     def _start_ray(self, config: TrainConfig) -> None:
         from train_core.cluster.runtime import start_ray
 
-        start_ray(config, self._settings(config))
+        start_ray(config, runner_of(config).ray_settings(self._timing))
         self.up_at = time.time()
-
-    def _settings(self, config: TrainConfig) -> RaySettings:
-        """What the launcher of the configuration wants of Ray."""
-        if config.trainable.uses_pool:
-            return POOL_SETTINGS
-        return ray_train_settings(self._timing.functions)
 
 
 class ClusterRaySession(RaySession):
@@ -157,7 +151,7 @@ class LocalRaySession(RaySession):
         from train_core.cluster.runtime import check_folders, load_ray
 
         check_folders()
-        load_ray(self._config, self._settings(self._config))
+        load_ray(self._config, runner_of(self._config).ray_settings(self._timing))
         with self._starting:
             self._ray = self._start(self._begin)
 
@@ -192,9 +186,3 @@ class LocalRaySession(RaySession):
             decided = with_gpus(self._config)
             if fits_here(decided):
                 self.pool_for_training(decided).start(decided)
-
-
-def ray_train_settings(timing: FunctionTiming) -> RaySettings:
-    """What Ray Train wants of Ray; all else is as Ray does it by itself."""
-    interval_s = str(timing.controller_poll_s)
-    return RaySettings(environment={"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": interval_s})

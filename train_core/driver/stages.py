@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import psutil
 
-from train_core.config import FunctionTraining, WorkloadTraining
 from train_core.driver.held_run import HeldRun
 from train_core.driver.ray_session import RaySession
+from train_core.driver.runner import runner_of
 from train_core.driver.scoring_stages import ScoringStages, pinned_summaries
 from train_core.driver.server import StageHandlers, Stages
 from train_core.driver.timeline import EVALUATED, RAY_UP, WORKERS_READY, Timeline
 from train_core.errors import StageError
-from train_core.policy.checkpoints.selection import unmeasured
 from train_core.policy.end_status import EndStatus
 from train_core.quick_imports import garbage_collection_paused
 from train_core.requests import DriverRequest, Prepared, Request, ScoringRequest
@@ -79,6 +78,7 @@ class RunStages(StageHandlers):
         """The run, once it is taken."""
         self.mirror: Mirror | None = None
         self._request = request
+        self._runner = runner_of(request.config)
         self._ray = ray
         self._job = job
         self._timing = timing
@@ -97,7 +97,9 @@ class RunStages(StageHandlers):
         # It imports torch, while Ray starts.
         with garbage_collection_paused():
             from train_core.driver.preparing.preparation import prepare_run
-        made = prepare_run(self._request, self.folder, self._ray, self._job, self._timing)
+        made = prepare_run(
+            self._request, self.folder, self._runner, self._ray, self._job, self._timing
+        )
         self.config, self.held, self.mirror = made.config, made.held, made.mirror
         return made.prepared
 
@@ -109,7 +111,7 @@ class RunStages(StageHandlers):
         self._ray.wait_until_up()
         begin, held = time.monotonic(), self._held("train")
         with self._mirrored("train"):
-            newest = self._trained(held)
+            newest = self._runner.train(held, self.config, self._ray, self._timing, self._job)
         # A process that died after its last commit has not done it.
         delete_superseded(held.writer, self.config)
         seconds = time.monotonic() - begin
@@ -201,36 +203,6 @@ class RunStages(StageHandlers):
         if held:
             held.release(end)
 
-    def _trained(self, held: HeldRun) -> Commit:
-        """The last checkpoint of the training."""
-        match self.config.trainable:
-            case WorkloadTraining():
-                from train_core.driver.attempts.pool_launcher import PoolLauncher
-
-                launcher = PoolLauncher(self._ray.pool_for_training(self.config))
-                return held.supervisor.train(self.config, launcher)
-            case FunctionTraining():
-                return self._trained_function(held)
-            case other:
-                assert_never(other)
-
-    def _trained_function(self, held: HeldRun) -> Commit:
-        """The last checkpoint of a training function, whose checkpoints are validated, too."""
-        from train_core.driver.attempts.function_launcher import FunctionLauncher
-        from train_core.functions.validation_functions import Validations
-
-        validations = Validations(self.folder, self.config, self._timing.functions)
-        with validations.running():
-            launcher = FunctionLauncher(self._timing, self._job)
-            newest = held.supervisor.train(self.config, launcher)
-            validations.finish(held.check)
-        # With a predictor, evaluate measures more.
-        if not self.config.predictor:
-            metrics = [one.metrics for one in self.folder.checkpoints()]
-            if said := unmeasured(self.config.monitor, metrics):
-                _log.warning("%s", said)
-        return newest
-
     def _gate(self, stage: str) -> Gate:
         from train_core.driver.gate_stages import Gate
 
@@ -271,17 +243,12 @@ class RunStages(StageHandlers):
         return pinned_summaries(self.folder, summaries, activity, attempt=attempt, job=job)
 
     def _train_result(self, newest: Commit, attempt: int, seconds: float) -> TrainResult:
-        live, checkpoints = self.folder.live() or {}, self.folder.checkpoints()
-        match self.config.trainable:
-            case FunctionTraining():
-                # One that reported no folder has its end.
-                checkpoints = [one for one in checkpoints if one.manifest.reported] or [newest]
-                finalists = checkpoints
-            case WorkloadTraining():
-                has_epochs = self.config.checkpoint_every_epochs
-                finalists = finalists_of(checkpoints, self.config) if has_epochs else checkpoints
-            case other:
-                assert_never(other)
+        config, live = self.config, self.folder.live() or {}
+        kept = [one for one in self.folder.checkpoints() if not one.manifest.is_function_end]
+        # A function that reported no folder has its end.
+        checkpoints = finalists = kept or [newest]
+        if config.has_effect("checkpoint_every_epochs") and config.checkpoint_every_epochs:
+            finalists = finalists_of(checkpoints, config)
         return TrainResult(
             run=self.folder.name,
             attempt=attempt,

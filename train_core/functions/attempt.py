@@ -11,15 +11,12 @@ from ray.train import WorkerGroupError
 
 from train_core.cluster.resources import remove_placement_groups
 from train_core.errors import FencedError, StorageError, UserCodeError
-from train_core.functions.ray_private_hooks import ABORT, RayTrainError
+from train_core.functions.ray_private_hooks import RayTrainError
 from train_core.functions.reports.channel import DriverLostError
 from train_core.functions.task import DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.functions.trainer import make_ready, new_trainer
 from train_core.rank.training import follows_from_another_end
 from train_core.storage.run_writer import RunWriter
-
-__all__ = ["ABORT", "cause_of", "start_fit"]
-
 
 _OF_REPORTS = (TrainingEnds, FencedError, StorageError, DamagedFolderError, DriverLostError)
 """What a report, or `get_checkpoint`, raises of its own."""

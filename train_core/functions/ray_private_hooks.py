@@ -36,6 +36,7 @@ from train_core.functions.reports.plain_metrics import plain
 from train_core.functions.reports.reported_folder import FolderSource, RunPlaces
 from train_core.functions.reports.reporter import Reporter
 from train_core.functions.task import (
+    ABORT,
     DamagedFolderError,
     FunctionTask,
     Report,
@@ -51,7 +52,6 @@ from train_core.storage.run_writer import RunWriter
 from train_core.text.log_lines import set_up_own_logging
 
 __all__ = [
-    "ABORT",
     "ConnectByTheDriversNetwork",
     "EndWithDriver",
     "RayTrainError",
@@ -59,9 +59,6 @@ __all__ = [
     "resources_of",
     "with_intercepted_calls",
 ]
-
-ABORT = "abort"
-"""The key in the driver's store that ends the attempt at once."""
 
 
 def resources_of(scaling: Any) -> dict[str, float]:

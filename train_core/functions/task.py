@@ -14,6 +14,9 @@ from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.timing import TIMING, FunctionTiming
 
+ABORT = "abort"
+"""The key in the driver's store that ends the attempt at once."""
+
 
 @dataclass(frozen=True)
 class FunctionTask:

@@ -15,12 +15,12 @@ from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 from train_core.config import TrainConfig
 from train_core.errors import WorkloadError, users_code
+from train_core.functions.ray_checkpoints import filesystem_of
 from train_core.functions.ray_private_hooks import (
     ConnectByTheDriversNetwork,
     EndWithDriver,
     with_intercepted_calls,
 )
-from train_core.functions.reports.reported_folder import filesystem_of
 from train_core.functions.task import FunctionTask
 from train_core.loading import load_function
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.compat.reports.ranks import Ranks, entries, write
-from train_core.driver.attempts.function_launcher import _keep_metrics
 from train_core.errors import FencedError
+from train_core.functions.launcher import _keep_metrics
 from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.records.documents import MAX_ENTRIES

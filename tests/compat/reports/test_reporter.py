@@ -19,7 +19,7 @@ from train_core.functions.reports.channel import DriverLostError, ReportChannel
 from train_core.functions.reports.committer import Committer
 from train_core.functions.reports.reported_files import LocalFolder
 from train_core.functions.task import FunctionTask, Report, Settled
-from train_core.functions.validation_functions import record_validation
+from train_core.functions.validations import record_validation
 from train_core.rank.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.rank.distributed.rendezvous import LOOPBACK, Membership, RendezvousStore
 from train_core.rank.distributed.stop_requests import post_stop

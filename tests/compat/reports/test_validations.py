@@ -17,7 +17,7 @@ from tests.compat.reports.ranks import Ranks, write
 from train_core import TrainConfig, fit
 from train_core.cluster.runtime import RaySettings, start_ray
 from train_core.errors import StoppedError, UserCodeError
-from train_core.functions.validation_functions import Validations
+from train_core.functions.validations import Validations
 from train_core.storage.evaluations import committed_evaluations
 from train_core.storage.run_folder import RunFolder
 from train_core.timing import FunctionTiming

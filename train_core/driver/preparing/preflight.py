@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -61,6 +61,8 @@ _log = logging.getLogger(__name__)
 class Checked:
     """A request that can be carried out."""
 
+    config: TrainConfig
+    """With what the trainer of a training function decides."""
     prepared: Prepared
     datasets: Mapping[str, Dataset | Stream]
     origin: Origin | None
@@ -69,6 +71,8 @@ class Checked:
     """The files that the workload names."""
     fitted: bytes | None = None
     """What the workload fitted to its training split."""
+    plan: Callable[[TrainConfig], str] | None = None
+    """What a run would do, in lines; None: a dry run trains one step."""
 
 
 def effective(request: DriverRequest) -> TrainConfig:
@@ -149,7 +153,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
         num_samples=num_samples,
         total_steps=Progress().total_steps(config, plan),
     )
-    return Checked(prepared, datasets, origin, files, fitted)
+    return Checked(config, prepared, datasets, origin, files, fitted)
 
 
 def check_scoring(folder: RunFolder, request: ScoringRequest) -> Prepared:

@@ -6,22 +6,19 @@ import logging
 import re
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import assert_never
+from typing import TYPE_CHECKING
 
 from train_core.cluster.resources import with_gpus
-from train_core.config import FunctionTraining, TrainConfig, WorkloadTraining
+from train_core.config import TrainConfig, WorkloadTraining
 from train_core.driver.held_run import HeldRun
-from train_core.driver.preparing.function_checks import check_function, plan_of
 from train_core.driver.preparing.preflight import (
     Checked,
-    check,
     effective,
     new_record,
     with_surroundings,
 )
 from train_core.driver.preparing.rehearsing import rehearsed
 from train_core.driver.preparing.unchanged import run_that_has_it
-from train_core.driver.ray_session import RaySession
 from train_core.policy.end_status import EndStatus
 from train_core.rank.data.recorded_workload import check_continuation, with_defaults
 from train_core.requests import DriverRequest, Prepared
@@ -34,6 +31,10 @@ from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
 from train_core.timing import Timing
 from train_core.tracking.delivery.mirror import Mirror
+
+if TYPE_CHECKING:
+    from train_core.driver.ray_session import RaySession
+    from train_core.driver.runner import Runner
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +53,12 @@ class PreparedRun:
 
 
 def prepare_run(
-    request: DriverRequest, folder: RunFolder, ray: RaySession, job: str, timing: Timing
+    request: DriverRequest,
+    folder: RunFolder,
+    runner: Runner,
+    ray: RaySession,
+    job: str,
+    timing: Timing,
 ) -> PreparedRun:
     """Check the request, create the run if it is new, take it, and begin what it needs.
 
@@ -64,16 +70,9 @@ def prepare_run(
         mirror = _connected_mirror(request, folder)
         if mirror is not None:
             begun.callback(mirror.close, None)
-        match config.trainable:
-            case FunctionTraining():
-                config = _with_trainers_settings(config, folder, ray)
-                checks = check_function
-            case WorkloadTraining():
-                checks = check
-            case other:
-                assert_never(other)
-        checked = checks(folder, request.model_copy(update={"config": config}))
-        prepared = checked.prepared
+        asked = request.model_copy(update={"config": config})
+        checked = runner.check(folder, asked, ray)
+        config, prepared = checked.config, checked.prepared
         if prepared.resumed:
             _warn_of_drawn_splits(folder.record())
         else:
@@ -81,8 +80,8 @@ def prepare_run(
         record = None if prepared.resumed else _record(request, config, checked)
         if record and (since := _run_that_has_it(request, record, checked.files)):
             of_since = RunFolder(request.storage, since)
-            asked = question_after_training(of_since, newest_result(of_since))
-            waits = asked.version.version if asked and not asked.is_answered else None
+            question = question_after_training(of_since, newest_result(of_since))
+            waits = question.version.version if question and not question.is_answered else None
             found = {"unchanged_since": since, "waiting_version": waits}
             return PreparedRun(prepared.model_copy(update=found), config)
         if record is not None and config.trainable.is_rehearsed:
@@ -94,9 +93,9 @@ def prepare_run(
         config = with_gpus(config)
         if mirror is not None:
             mirror.check()
-        if request.dry_run and not config.trainable.trains_in_dry_run:
-            plan = plan_of(request.model_copy(update={"config": config}), prepared)
-            return PreparedRun(prepared.model_copy(update={"plan": plan}), config)
+        if request.dry_run and checked.plan:
+            planned = prepared.model_copy(update={"plan": checked.plan(config)})
+            return PreparedRun(planned, config)
         if record is not None:
             _create_run(folder, with_surroundings(record, config), checked)
         held = HeldRun.take(folder, job, timing)
@@ -109,20 +108,6 @@ def prepare_run(
         begun.pop_all()
     prepared = prepared.model_copy(update={"job_url": request.job_url})
     return PreparedRun(prepared, config, held, mirror)
-
-
-def _with_trainers_settings(config: TrainConfig, folder: RunFolder, ray: RaySession) -> TrainConfig:
-    """The configuration with what the factory's trainer asks for, if there is one.
-
-    A factory may read a dataset by Ray, so Ray has to be up.
-    """
-    from train_core.functions.trainer_settings import with_trainers_settings
-
-    if config.trainer:
-        ray.join(config)
-        ray.wait_until_up()
-    recorded = folder.newest_request().config if folder.exists() else None
-    return with_trainers_settings(config, recorded)
 
 
 def _warn_of_drawn_splits(record: RunRecord) -> None:

@@ -14,19 +14,11 @@ from ray.train import Checkpoint
 
 from train_core.functions.reports.reported_files import FolderInRun, LocalFolder
 from train_core.functions.task import OpenFolder
-from train_core.storage.objects.store import Store
 from train_core.storage.records.names import is_of_function
 from train_core.storage.run_writer import RunWriter
 
 Upload = Callable[[Checkpoint, str], Checkpoint]
 """A `checkpoint_upload_fn`: the checkpoint and a name, and where it has put it."""
-
-
-def filesystem_of(store: Store) -> pyarrow.fs.FileSystem | None:
-    """The filesystem of a store as Ray takes it; None: the disk."""
-    if store.is_local:
-        return None
-    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(store.fs))
 
 
 @dataclass(frozen=True)

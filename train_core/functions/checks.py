@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from train_core.cluster.resources import check_resources
@@ -90,7 +91,8 @@ def check_function(folder: RunFolder, request: DriverRequest) -> Checked:
         num_samples={split: check_split(dataset, split) for split, dataset in datasets.items()},
         total_steps=0,
     )
-    return Checked(prepared, datasets, origin, files)
+    plan = partial(plan_of, request, prepared)
+    return Checked(config, prepared, datasets, origin, files, plan=plan)
 
 
 def _refuse_fit(workload: Workload[Any]) -> None:
@@ -120,9 +122,9 @@ def _check_returned(folder: RunFolder, config: TrainConfig) -> None:
         )
 
 
-def plan_of(request: DriverRequest, prepared: Prepared) -> str:
-    """What a run of the request would do, in lines."""
-    config, counted = request.config, prepared.num_samples
+def plan_of(request: DriverRequest, prepared: Prepared, config: TrainConfig) -> str:
+    """What a run of the request would do with this configuration, in lines."""
+    counted = prepared.num_samples
     each = _count(config.cpus_per_worker, "CPU")
     if config.gpus_per_worker:
         each += f" and {_count(config.gpus_per_worker, 'GPU')}"

@@ -20,8 +20,8 @@ from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 from ray.train import Checkpoint, ValidationConfig
 
 from train_core.config import TrainConfig
+from train_core.functions.ray_checkpoints import ray_checkpoint
 from train_core.functions.reports.plain_metrics import numbers_and_texts, plain
-from train_core.functions.reports.reported_folder import filesystem_of
 from train_core.functions.trainer import new_trainer
 from train_core.policy.metric_names import VALIDATION
 from train_core.storage.coordination import pins
@@ -115,7 +115,7 @@ class Validations:
         arguments = {**(default.fn_kwargs or {}), **(requested.fn_kwargs or {})}
         limit_s = (default if requested.fn_kwargs is None else requested).timeout_s
         key = f"{checkpoint.key}/{REPORTED_FOLDER}"
-        folder = Checkpoint(self._folder.store.path(key), filesystem_of(self._folder.store))
+        folder = ray_checkpoint(self._folder.store, key)
         task = ray.remote(_call).options(**config.ray_remote_kwargs)
         result = task.remote(config.fn, folder, arguments)
         try:

@@ -14,10 +14,10 @@ from train_core.cluster.scaling import ClusterWatch
 from train_core.config import LOCAL
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.errors import EvertrainError, StorageError, UserCodeError
-from train_core.functions.attempt import ABORT, start_fit
+from train_core.functions.attempt import start_fit
 from train_core.functions.init_folder import pinned_origin
 from train_core.functions.reports.committer import commit_reports, uncovered_entries
-from train_core.functions.task import DamagedFolderError, FunctionTask, TrainingEnds
+from train_core.functions.task import ABORT, DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.policy.restarts import Ended
 from train_core.policy.stop_reasons import StopReason
 from train_core.rank.data.recorded_workload import with_login

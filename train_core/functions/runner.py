@@ -1,0 +1,74 @@
+"""What the driver gets of this room, by the name in `entry_points`: the runner of a function.
+
+It is imported before Ray is, and imports Ray Train when a request is checked.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from train_core.cluster.runtime import RaySettings
+from train_core.config import TrainConfig
+from train_core.driver.runner import Runner
+from train_core.errors import ConfigError, words_of
+from train_core.policy.checkpoints.selection import unmeasured
+from train_core.requests import DriverRequest
+from train_core.storage.run_folder import Commit, RunFolder
+from train_core.timing import Timing
+
+if TYPE_CHECKING:
+    # They import torch, for which the start of Ray does not wait.
+    from train_core.driver.held_run import HeldRun
+    from train_core.driver.preparing.preflight import Checked
+    from train_core.driver.ray_session import RaySession
+
+_log = logging.getLogger("train_core.driver")
+
+
+class FunctionRunner(Runner):
+    """A training function, by Ray Train."""
+
+    def ray_settings(self, timing: Timing) -> RaySettings:
+        """How often Ray Train polls its workers; all else is as Ray does it by itself."""
+        interval_s = str(timing.functions.controller_poll_s)
+        return RaySettings(environment={"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": interval_s})
+
+    def check(self, folder: RunFolder, request: DriverRequest, ray: RaySession) -> Checked:
+        """Check the function, what its trainer says, and the request."""
+        config = request.config
+        try:
+            from train_core.functions.trainer_settings import with_trainers_settings
+        except ImportError as error:
+            raise ConfigError(
+                f"training function {config.train_fn or config.trainer} needs Ray Train, which "
+                f"cannot be imported ({words_of(error)}): pip install 'ray[train]'"
+            ) from error
+        from train_core.functions.checks import check_function
+
+        if config.trainer:
+            # A factory may read a dataset by Ray.
+            ray.join(config)
+            ray.wait_until_up()
+        recorded = folder.newest_request().config if folder.exists() else None
+        decided = with_trainers_settings(config, recorded)
+        return check_function(folder, request.model_copy(update={"config": decided}))
+
+    def train(
+        self, held: HeldRun, config: TrainConfig, ray: RaySession, timing: Timing, job: str
+    ) -> Commit:
+        """Run the function, and its validations beside it and after it."""
+        from train_core.functions.launcher import FunctionLauncher
+        from train_core.functions.validations import Validations
+
+        folder = held.writer.folder
+        validations = Validations(folder, config, timing.functions)
+        with validations.running():
+            newest = held.supervisor.train(config, FunctionLauncher(timing, job))
+            validations.finish(held.check)
+        # With a predictor, evaluate measures more.
+        if not config.predictor:
+            metrics = [one.metrics for one in folder.checkpoints()]
+            if said := unmeasured(config.monitor, metrics):
+                _log.warning("%s", said)
+        return newest
