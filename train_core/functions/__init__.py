@@ -5,7 +5,7 @@ used, and the driver and `Checkpoint.to_ray` import that when they need it.
 
 runner             what the driver uses: how a function is checked and trained
 checks             the checks of a request before the function runs
-launcher, attempt  the attempts of the supervisor: each is one `fit` of Ray Train
+launcher           the attempts of the supervisor: each is one `fit` of Ray Train
 task               what the workers of an attempt are sent, and what they report
 trainer            a function, or a factory's trainer, made ready for one attempt
 trainer_settings   what a factory's trainer says of workers and checkpoints

@@ -9,7 +9,7 @@ from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from train_core.errors import CheckpointError, FencedError, StorageError, UserCodeError
-from train_core.functions.attempt import cause_of
+from train_core.functions.launcher import cause_of
 from train_core.functions.reports.channel import DriverLostError
 from train_core.functions.task import DamagedFolderError, TrainingEnds
 
