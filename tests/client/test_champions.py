@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.storage.champions import MODEL, approval, decision
+from tests.storage.champions import MODEL, approval, decision, entry
 from tests.storage.samples import commit, manifest, record
 from train_core.client import champions
 from train_core.client.runs import delete_run, prune_run
@@ -391,3 +391,42 @@ def test_two_rollbacks_at_once_are_one(models: Models) -> None:
     )
     with pytest.raises(ConfigError, match="another champion of 'Digits' was chosen just now"):
         champions._added(models.registry, other)
+
+
+@pytest.mark.promise("champion-stays")
+@pytest.mark.parametrize("is_new", [True, False], ids=["a model of its own", "one of this version"])
+def test_a_model_that_a_newer_evertrain_keeps_is_not_changed_and_says_why(
+    models: Models, *, is_new: bool
+) -> None:
+    """It will close both logs by their next numbers (docs/decisions/026-champion-log.md)."""
+    if not is_new:
+        models.promote("a")
+        models.decide(models.register("b"), Outcome.ASK)
+        begin_attempt(models.folder("a")).release()
+    registry = models.registry
+    for log, there in (("versions", registry.versions()), ("champions", registry.champions())):
+        newer = decision().model_copy(update={"format": 2})
+        registry.store.create(f"{log}/{len(there) + 1:08d}.json", with_checksum(newer))
+    acts: list[Callable[[], Any]] = [
+        registry.champion,
+        lambda: registry.add_version("c", "step-00000001-a0001", "0" * 64),
+        lambda: registry.add_champion(entry(1 if is_new else 2)),
+        lambda: roll_back(models, to=1),
+    ]
+    if not is_new:
+        acts += [
+            lambda: approve(models),
+            lambda: approve(models, is_approved=False),
+            lambda: prune_run(models.folder("a")),
+            lambda: delete_run(models.folder("a")),
+        ]
+
+    def there() -> list[Path]:
+        """All but the leases: who prunes takes the run first."""
+        return sorted(one for one in Path(models.storage).rglob("*") if "lease" not in one.parts)
+
+    before = there()
+    for act in acts:
+        with pytest.raises(ConfigError, match="has format 2, this evertrain reads up to 1: use"):
+            act()
+    assert there() == before

@@ -16,14 +16,14 @@ from train_core.entry_points import SHOW_ALIASES, SHOW_GATE
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import is_model_name
-from train_core.policy.champion.next_step import NextStep
-from train_core.policy.champion.rollback import Reign, champion_before
+from train_core.policy.champion.model_state import NextStep, fold
 from train_core.results import Approval, ChampionEntry, GateResult, ModelVersion, Result
 from train_core.storage.committed import in_threads
 from train_core.storage.registered_models.decisions import (
     entry_of,
     gate_result,
     newest_decision,
+    reigns,
     what_follows,
 )
 from train_core.storage.registered_models.model_registry import ModelRegistry, registered_models
@@ -81,8 +81,7 @@ def rollback(
     if not entries:
         raise ConfigError(f"model {model!r} in {storage} has no champion that could be replaced")
     if to is None:
-        history = [Reign(one.version.version, one.by == "rollback") for one in entries]
-        to = champion_before(history)
+        to = fold(reigns(entries)).champion_before()
     present = entries[-1].version
     if to is None:
         raise ConfigError(f"model {model!r} in {storage} had no champion before {present.address}")
@@ -123,18 +122,15 @@ def approve(
     """
     registry = _registry(storage, model)
     found = registry.version(version)
-    folder, champion = RunFolder(storage, found.run), registry.champion()
-    step, rejected = what_follows(folder, found, champion)
-    if step is NextStep.REJECTED and rejected:
-        return _agreed(rejected, is_approved=is_approved)
-    decision = newest_decision(folder, found)
-    if decision is None or decision.outcome != Outcome.ASK:
+    folder = RunFolder(storage, found.run)
+    step, result = what_follows(folder, found, registry.champion())
+    if result is None or result.decision.outcome != Outcome.ASK:
         raise ConfigError(f"the gate does not ask for an approval of {found.address}")
-    result = gate_result(folder, decision)
+    decision = result.decision
     if result.entry or result.approval:
         # The first answer counts.
         _agreed(result, is_approved=is_approved)
-    if result.entry:
+    if result.entry or step is NextStep.REJECTED:
         return result
     if step is NextStep.SERVES:
         raise ConfigError(f"{found.address} is the champion already: nobody is asked any more")
@@ -143,7 +139,7 @@ def approve(
         _check_compared(found, step)
     if result.approval is None:
         given = Approval(
-            version=found,
+            version=decision.challenger,
             champion_number=decision.champion_number,
             is_approved=is_approved,
             person=person or _user(),

@@ -24,7 +24,7 @@ from train_core.errors import CheckpointError
 from train_core.policy.champion.gate_decision import decide
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.champion.model_names import default_model_name
-from train_core.policy.champion.next_step import NextStep
+from train_core.policy.champion.model_state import NextStep
 from train_core.results import (
     Approval,
     ChampionEntry,
@@ -37,6 +37,7 @@ from train_core.scoring.gate_evidence import measure
 from train_core.storage.coordination.pins import REGISTERED_MODEL, pin
 from train_core.storage.records.names import DecisionName
 from train_core.storage.registered_models.decisions import (
+    RunDecisions,
     entry_of,
     find_decision,
     gate_result,
@@ -114,7 +115,7 @@ class Gate:
             step, result = what_follows(self._folder, version, champion)
             if champion and step is NextStep.SERVES:
                 return step, self._result_of_champion(champion)
-            if result:
+            if result and step is not NextStep.COMPARE:
                 return step, result
             self._new_decision(version, champion)
 
@@ -154,14 +155,15 @@ class Gate:
 
     def _record(self, decision: Decision, approval: Approval) -> None:
         """Record a person's answer, unless another one stands."""
-        version = decision.challenger
-        step, stands = what_follows(self._folder, version, self.registry.champion())
-        is_over = step in (NextStep.SERVES, NextStep.REJECTED)
-        if not is_over and not (step is NextStep.PROMOTE and stands and stands.approval):
+        version, champion = decision.challenger, self.registry.champion()
+        found = RunDecisions.read(self._folder, version.model, version.version, champion)
+        if found.state.can_be_answered(version.version, decision.champion_number):
             with suppress(FileExistsError):
                 self._held.writer.commit_approval(decision, approval)
                 return
-            stands = gate_result(self._folder, decision)
-        if not (stands and stands.approval and stands.approval.is_same(approval)):
-            said = stands.summary if stands else f"{version.address} is the champion"
+        is_rejected = found.state.next_step(version.version) is NextStep.REJECTED
+        counts = found.standing(version.version) if is_rejected else decision
+        stands = gate_result(self._folder, counts or decision)
+        if not (stands.approval and stands.approval.is_same(approval)):
+            said = stands.summary if stands.approval else f"{version.address} is the champion"
             _log.warning("the answer of %s came second: %s", approval.who_said_what, said)

@@ -12,6 +12,7 @@ from tests.storage.champions import MODEL, approval, decision, entry, version
 from tests.storage.samples import damaged, record
 from train_core.errors import CheckpointError, ConfigError, FencedError
 from train_core.policy.champion.gate_decision import Evidence, Improvement, Outcome, Score
+from train_core.policy.champion.model_state import NextStep
 from train_core.results import Decision, McNemar
 from train_core.storage.records.documents import with_checksum
 from train_core.storage.registered_models.decisions import (
@@ -25,6 +26,7 @@ from train_core.storage.registered_models.decisions import (
     gate_result,
     newest_decision,
     newest_decisions,
+    what_follows,
 )
 from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
@@ -132,6 +134,39 @@ def test_the_result_says_who_is_champion_by_this_very_decision(
     assert result.entry == entered
     assert result.decision_uri == folder.store.uri(decision_key(made))
     assert gate_result(folder, kept).entry is None
+
+
+@pytest.mark.promise("no-is-final")
+def test_what_follows_for_a_version_is_read_from_its_documents(
+    folder: RunFolder, writer: RunWriter
+) -> None:
+    of, champion = version(), entry(2, version(7, "other"))
+    assert what_follows(folder, of, None) == (NextStep.COMPARE, None)
+    writer.commit_decision(ASKS)
+    asked = gate_result(folder, ASKS)
+    assert what_follows(folder, of, None) == (NextStep.WAIT, asked)
+    assert what_follows(folder, of, champion) == (NextStep.COMPARE, asked)
+    later = decision(champion=2)
+    writer.commit_decision(later)
+    assert what_follows(folder, of, champion) == (NextStep.PROMOTE, gate_result(folder, later))
+    writer.commit_approval(ASKS, approval(ASKS, is_approved=False))
+    assert what_follows(folder, of, champion) == (NextStep.REJECTED, gate_result(folder, ASKS))
+    back = entry(3, of, by="rollback", decided_by="ann")
+    assert what_follows(folder, of, back)[0] is NextStep.SERVES
+
+
+@pytest.mark.promise("altered-decisions")
+def test_a_decision_on_another_checkpoint_is_not_carried_out(
+    folder: RunFolder, writer: RunWriter
+) -> None:
+    """As where somebody has deleted the model, and the run registers its next checkpoint."""
+    writer.commit_decision(decision())
+    again = version().model_copy(update={"created_at": "2026-02-02T00:00:00+00:00"})
+    assert what_follows(folder, again, None)[0] is NextStep.PROMOTE
+    other = again.model_copy(update={"checkpoint_digest": "f" * 64})
+    for read in (lambda: what_follows(folder, other, None), lambda: newest_decision(folder, other)):
+        with pytest.raises(CheckpointError, match="is on another checkpoint than the one that is"):
+            read()
 
 
 @pytest.mark.promise("gate-evidence")

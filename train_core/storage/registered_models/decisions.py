@@ -3,18 +3,29 @@
 <run>/decisions/<model>/
     v00000003-c00000001.json            version 3, compared with the champion of entry 1
     answers/v00000003-c00000001.json    what a person answered, if that decision asks for it
+
+These documents and the champions' entries are read as events, whose fold says what follows
+(`policy/champion/model_state.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
 
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champion.gate_decision import Outcome
-from train_core.policy.champion.next_step import Decided, NextStep, next_step
+from train_core.policy.champion.model_state import (
+    Answered,
+    Decided,
+    Event,
+    ModelState,
+    NextStep,
+    Promoted,
+    RolledBack,
+    fold,
+)
 from train_core.results import Approval, ChampionEntry, Decision, GateResult, ModelVersion
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import DECISIONS, DecisionName
@@ -83,6 +94,69 @@ def is_answer_to(approval: Approval, decision: Decision) -> bool:
     return (approval.version, approval.champion_number) == asked
 
 
+@dataclass(frozen=True)
+class RunDecisions:
+    """The gate's decisions on a run's versions of one model, the answers, and the model's state.
+
+    What follows for a version of this run depends on no other run's decisions, and on no champion
+    but the present one, so the state has these.
+    """
+
+    folder: RunFolder
+    decisions: dict[tuple[int, int], Decision]
+    """By the version, and the number of the champion that it is compared with."""
+    state: ModelState
+
+    @classmethod
+    def read(
+        cls,
+        folder: RunFolder,
+        model: str,
+        version: int | None = None,
+        champion: ChampionEntry | None = None,
+    ) -> RunDecisions:
+        """Read all decisions on the run's versions of a model, or on that version only.
+
+        `champion` is the entry of the present one; not needed where nothing is to follow. Raises
+        CheckpointError if a decision or an answer was altered: it may have been a rejection.
+        """
+        found = (find_decision(folder, name) for name in _names(folder, model, version))
+        decisions = {(one.challenger.version, one.champion_number): one for one in found if one}
+        approvals = [answer for one in decisions.values() if (answer := find_approval(folder, one))]
+        champions = [champion] if champion else []
+        events = _events(decisions.values(), approvals, champions)
+        return cls(folder, decisions, fold(events))
+
+    def standing(self, version: int) -> Decision | None:
+        """The decision on the version that counts; None if the gate has not decided on it."""
+        compared = self.state.standing(version)
+        return self.decisions[compared] if compared else None
+
+
+def _events(
+    decisions: Iterable[Decision],
+    approvals: Iterable[Approval],
+    champions: Iterable[ChampionEntry],
+) -> Iterator[Event]:
+    """What the documents say, as events.
+
+    What answers which decision, and which champion followed by it, are facts of the documents
+    themselves, so the order of the three kinds among each other does not matter.
+    """
+    for one in decisions:
+        yield Decided(one.challenger.version, one.champion_number, one.outcome)
+    for answer in approvals:
+        yield Answered(answer.version.version, answer.champion_number, answer.is_approved)
+    yield from reigns(champions)
+
+
+def reigns(champions: Iterable[ChampionEntry]) -> Iterator[Promoted | RolledBack]:
+    """The champions' entries as events."""
+    for entry in champions:
+        reign = RolledBack if entry.by == "rollback" else Promoted
+        yield reign(entry.version.version, entry.number)
+
+
 def newest_decision(folder: RunFolder, version: ModelVersion) -> Decision | None:
     """The newest decision on a version, which is one of this run; None if there is none.
 
@@ -90,38 +164,37 @@ def newest_decision(folder: RunFolder, version: ModelVersion) -> Decision | None
     after that. Raises CheckpointError if it was altered, or if another checkpoint is registered as
     the version.
     """
-    found = _standing(folder, _names(folder, version.model, version.version))
-    if found and found.challenger != version:
+    return _standing(RunDecisions.read(folder, version.model, version.version), version)
+
+
+def _standing(found: RunDecisions, version: ModelVersion) -> Decision | None:
+    decision = found.standing(version.version)
+    # Not its time: a model that was deleted, and its versions registered again, has other times.
+    if decision and _checkpoint(decision.challenger) != _checkpoint(version):
         raise CheckpointError(
-            f"{folder.store.uri(decision_key(found))} is on another checkpoint than the one that "
-            f"is registered as {version.address}"
+            f"{found.folder.store.uri(decision_key(decision))} is on another checkpoint than the "
+            f"one that is registered as {version.address}"
         )
-    return found
+    return decision
+
+
+def _checkpoint(version: ModelVersion) -> tuple[str, str, str]:
+    return version.run, version.checkpoint, version.checkpoint_digest
 
 
 def what_follows(
     folder: RunFolder, version: ModelVersion, champion: ChampionEntry | None
 ) -> tuple[NextStep, GateResult | None]:
-    """What follows for a version while that champion serves, and the decision that says so.
+    """What follows for a version while that champion serves, and the decision that counts.
 
-    None: the gate has not decided, or the version is champion by something else. Raises
-    CheckpointError if a decision or an answer was altered: it may have been a rejection.
+    It is the one that says what follows, but where the version serves, or is yet to be compared
+    with that champion. None: the gate has never decided on the version. Raises CheckpointError as
+    `newest_decision`.
     """
-    names = _names(folder, version.model, version.version)
-    decisions = [one for one in (find_decision(folder, name) for name in names) if one]
-    answers = [find_approval(folder, one) for one in decisions]
-    facts = [
-        Decided(one.champion_number, one.outcome, answer.is_approved if answer else None)
-        for one, answer in zip(decisions, answers, strict=True)
-    ]
-    number = champion.number if champion else 0
-    serves = champion is not None and champion.version == version
-    step = next_step(facts, number, serves=serves)
-    for one, fact in zip(decisions, facts, strict=True):
-        is_rejection = step is NextStep.REJECTED and fact.is_approved is False
-        if is_rejection or (step is not NextStep.REJECTED and one.champion_number == number):
-            return step, gate_result(folder, one)
-    return step, None
+    found = RunDecisions.read(folder, version.model, version.version, champion)
+    decision = _standing(found, version)
+    step = found.state.next_step(version.version)
+    return step, gate_result(folder, decision) if decision else None
 
 
 @dataclass(frozen=True)
@@ -187,21 +260,9 @@ def faults_of_decisions(folder: RunFolder) -> dict[str, str]:
 
 def newest_decisions(folder: RunFolder) -> list[Decision]:
     """As `newest_decision`, of each version that the run has, oldest version first."""
-    models = sorted(folder.store.names(DECISIONS))
-    names = [one for model in models for one in _names(folder, model)]
-    by_version = groupby(names, lambda one: (one.model, one.version))
-    found = (_standing(folder, list(of_version)) for _, of_version in by_version)
+    read = [RunDecisions.read(folder, model) for model in sorted(folder.store.names(DECISIONS))]
+    found = [one.standing(version) for one in read for version in one.state.decided]
     return [decision for decision in found if decision]
-
-
-def _standing(folder: RunFolder, names: Sequence[DecisionName]) -> Decision | None:
-    """Of a version's decisions the rejected one, else the newest."""
-    found = [one for one in (find_decision(folder, name) for name in names) if one]
-    for one in found:
-        answer = find_approval(folder, one)
-        if answer and not answer.is_approved:
-            return one
-    return found[-1] if found else None
 
 
 def gate_result(folder: RunFolder, decision: Decision) -> GateResult:
