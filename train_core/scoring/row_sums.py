@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -65,8 +66,14 @@ class RowSums:
     def total(self, counts: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
         """The sum over all rows, each so often; of whole numbers without rounding, up to 2^53."""
         of_blocks = np.bincount(self.block_of_row, counts, self.common.shape[0])
-        found = of_blocks @ self.common + counts @ self.other
+        common, other = self._transposed
+        found = common @ of_blocks + other @ counts
         return np.asarray(found).reshape(self.like.shape).astype(self.like.dtype)
+
+    @cached_property
+    def _transposed(self) -> tuple[sparse.csc_array, sparse.csc_array]:
+        """Both once and for all: a bootstrap makes thousands of sums."""
+        return self.common.T, self.other.T
 
     def differs(self, others: RowSums) -> npt.NDArray[np.bool_]:
         """Which rows add something else than the same rows of `others`."""
