@@ -25,6 +25,12 @@ from train_core.rank.data.data_processes import end_processes, load_ahead
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that gives nothing is looked at twice a second."""
+    monkeypatch.setattr(data_processes, "POLL_S", 0.5)
+
+
 SMALL = "mount -t tmpfs -o size=8m tmpfs /dev/shm"
 LARGE = """
 import torch
@@ -93,7 +99,7 @@ def test_a_process_that_hangs_is_told_with_the_line_that_it_is_at(
 def test_a_process_that_hangs_is_an_error_with_the_line_that_it_is_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_processes, "HANGS_AFTER_S", 1.0)
+    monkeypatch.setattr(data_processes, "HANGS_AFTER_S", 2.0)
     os.mkfifo(tmp_path / "pipe")
     loaded = load_ahead(Hanging(tmp_path / "pipe"), range(3), num_processes=2, device=CPU)
     try:
@@ -136,14 +142,14 @@ class Slow(Dataset[Any]):
     """A batch that is looked for again and again, longer than a process may hang."""
 
     def __getitem__(self, index: int) -> Any:
-        end = time.monotonic() + 12
+        end = time.monotonic() + 5
         while time.monotonic() < end:
             time.sleep(0.1)
         return "planned", {"x": torch.full((3,), index)}
 
 
 def test_a_process_that_is_slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_processes, "HANGS_AFTER_S", 1.0)
+    monkeypatch.setattr(data_processes, "HANGS_AFTER_S", 2.0)
     loaded = load_ahead(Slow(), range(1), num_processes=1, device=CPU)
     assert next(loaded)[1]["x"].tolist() == [0, 0, 0]
     end_processes(loaded)

@@ -44,7 +44,8 @@ LOCKED_AFTER_S = 30.0
 """How long all threads of a process may wait for locks while no other process runs, either."""
 HANGS_AFTER_S = 120.0
 """Longer than clients of storages and databases wait for an answer before they ask again."""
-_POLL_S = 5.0
+POLL_S = 5.0
+"""How often a process that is waited for is looked at."""
 _STACK_S = 1.0
 """How long a process has to write its stack: the system's signal handler does it."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where the system has it)
@@ -126,8 +127,10 @@ class _LoaderIterator(_MultiProcessingDataLoaderIter):
         self._last_ran = self._all_last_ran = (-1, 0.0)
         return super().__next__()
 
-    def _try_get_data(self, timeout: float = _POLL_S) -> tuple[bool, Any]:
-        found: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
+    def _try_get_data(self, timeout: float | None = None) -> tuple[bool, Any]:
+        found: tuple[bool, Any] = super()._try_get_data(  # type: ignore[no-untyped-call]
+            POLL_S if timeout is None else timeout
+        )
         if not found[0]:
             number = self._task_info[self._rcvd_idx][0]
             self._look_at(number, self._workers[number].pid)
