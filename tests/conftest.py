@@ -22,7 +22,9 @@ from tests.plugins.leaks import Belongings
 from train_core.policy.findings import EVERYTHING
 from train_core.requests import ACCEPT
 
-pytest_plugins = ["tests.plugins.order", "tests.plugins.reporting"]
+pytest_plugins = [
+    f"tests.plugins.{name}" for name in ("order", "process_ray", "reporting", "shared")
+]
 
 SCRIPT = Path(__file__).parent / "object-store.sh"
 BUCKET = "evertrain-tests"

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from train_core import TrainConfig
 from train_core.cluster.outcomes import values
 from train_core.cluster.pool import WorkerPool
-from train_core.cluster.runtime import POOL_SETTINGS, start_ray
 from train_core.config import available_cpus
 from train_core.driver.ray_session import ClusterRaySession
 from train_core.errors import UserCodeError
@@ -33,13 +31,11 @@ def no_leaks() -> None:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    start_ray(CONFIG, POOL_SETTINGS)
+def pool(process_ray: None) -> Iterator[WorkerPool]:
     # What takes seconds to import keeps no rank of a test from failing right after another.
     found = WorkerPool(CONFIG, [HERE])
     yield found
     found.end_for_good()
-    ray.shutdown()
 
 
 def test_shards_queue_for_the_workers_and_come_back_in_their_order(pool: WorkerPool) -> None:

@@ -14,27 +14,19 @@ from ray.exceptions import RayActorError
 
 from train_core import TrainConfig
 from train_core.cluster.outcomes import Died, Outcome, Raised, Returned, Running
-from train_core.cluster.runtime import POOL_SETTINGS, start_ray
 from train_core.cluster.slots import Layout, Slots
 from train_core.cluster.worker_calls import Calls
 from train_core.errors import UserCodeError
 from train_core.timing import TIMING
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.usefixtures("process_ray"), pytest.mark.timeout(180)]
 CONFIG = TrainConfig(num_workers=4, cpus_per_worker=0.25, gpus_per_worker=0)
 HERE = "tests.cluster.functions"
 
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> None:
-    """Ray starts processes while a test runs; they end with the module."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_ray() -> Iterator[None]:
-    start_ray(CONFIG, POOL_SETTINGS)
-    yield
-    ray.shutdown()
+    """Ray starts processes while a test runs; they end with it."""
 
 
 @pytest.fixture

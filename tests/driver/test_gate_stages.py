@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from tests.marks import SLOW
 from tests.rank.alone import run
 from tests.storage.doubles.faulty_store import FaultyStore
+from train_core import TrainConfig
 from train_core.client.champions import approve, rollback
 from train_core.cluster.pool import WorkerPool
-from train_core.cluster.runtime import POOL_SETTINGS, start_ray
 from train_core.driver.gate_stages import Gate
 from train_core.driver.held_run import HeldRun
 from train_core.errors import FencedError, StorageError
@@ -60,15 +59,10 @@ def no_leaks() -> None:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    from train_core import TrainConfig
-
-    config = TrainConfig(**ASKED)
-    start_ray(config, POOL_SETTINGS)
-    found = WorkerPool(config, ["train_core.scoring.gate_rows"])
+def pool(process_ray: None) -> Iterator[WorkerPool]:
+    found = WorkerPool(TrainConfig(**ASKED), ["train_core.scoring.gate_rows"])
     yield found
     found.end_for_good()
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

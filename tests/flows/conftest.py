@@ -3,12 +3,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.services import prefect_server
+from tests.plugins.shared import THIS_PROCESS
 from train_core.requests import ACCEPT
 
 ROOT = Path(__file__).parents[2]
@@ -34,13 +35,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prefect_api(home: Path) -> Iterator[str]:
-    """The address of a Prefect server for all commands: one that starts its own takes seconds more.
+def prefect_api(home: Path) -> str:
+    """The address of a Prefect server for all commands of a run of the tests.
 
-    The server that a command starts is tested in cli/test_prefect_server.py and test_struck.py.
+    One that starts its own takes seconds more: cli/test_prefect_server.py and test_struck.py have
+    that. The server's files are in `home`, as if it were the commands' own.
     """
-    with prefect_server(home) as url:
-        yield url
+    folder, url = THIS_PROCESS.started_once("prefect", prefect_server)
+    (home / "prefect-server").symlink_to(folder / "prefect-server")
+    return url
 
 
 @pytest.fixture(scope="session")

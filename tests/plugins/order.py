@@ -16,7 +16,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 
 LOCKS = "EVERTRAIN_TESTS_LOCKS"
 """Names the folder of the locks that all processes of a run of the tests share."""
-CLUSTER, DEPLOYMENTS, PIPELINES = "cluster", "deployments", "pipelines"
+CLUSTER, DEPLOYMENTS, PIPELINES, RAY = "cluster", "deployments", "pipelines", "ray"
 GROUPS = {
     # They make networks and machines of several nodes, two of which would be more than two cores.
     "cluster/": CLUSTER,
@@ -25,6 +25,9 @@ GROUPS = {
     # They compare with one pipeline that nobody disturbs, which runs once.
     "flows/pipelines/": PIPELINES,
     **{f"flows/cli/test_{name}": PIPELINES for name in ("bad_input", "mirror_command")},
+    # They share a Ray that the process itself started (`process_ray` in tests/plugins).
+    **{f"cluster/test_{name}": RAY for name in ("pool", "slots")},
+    **{f"driver/{name}": RAY for name in ("attempts/test_launchers", "test_gate_stages")},
 }
 """By how their names below `tests/` begin; every other file is a group of its own."""
 SHARE_NOTHING = ("compat/attempts/test_kills", "storage/coordination/test_lease")
@@ -33,24 +36,15 @@ for half a minute at the end, in which the others have nothing to do.
 """
 LONGEST = (
     "compat/attempts/test_kills",
-    *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "driver/job/test_attaching"),
+    *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "flows/deployment/test_slots", RAY),
+    *("driver/job/test_attaching", "tracking/test_contract"),
     *("compat/reports/test_reports", "hostile/test_hostile_folders", "driver/test_driver"),
-    *("driver/test_gate_stages", "cluster/test_pool"),
-    *(
-        "rank/test_exact",
-        "driver/attempts/test_launchers",
-        "flows/deployment/test_schedule",
-    ),
-    *(
-        "chaos/servers/test_storage",
-        "flows/deployment/test_server_lost",
-        "rank/test_entries",
-    ),
-    *(
-        "rank/checkpoint/test_crash_save",
-        "storage/objects/test_store_faults",
-        "rank/checkpoint/test_hostile",
-    ),
+    *("flows/cli/test_proxy", "tracking/test_refusals", "workloads/test_cookbook"),
+    *("rank/test_exact", "flows/deployment/test_schedule"),
+    *("flows/cli/test_verify_resume", "flows/deployment/test_notifications"),
+    *("chaos/servers/test_storage", "flows/deployment/test_server_lost"),
+    *("rank/test_entries", "rank/checkpoint/test_crash_save"),
+    *("storage/objects/test_store_faults", "rank/checkpoint/test_hostile"),
     *("cluster/test_gpus", "tools/test_standalone"),
 )
 """As `--phases` tells; a list that is old costs seconds, and nothing else."""
@@ -72,9 +66,8 @@ begun first have ended; and no test of these runs beside one that loads both cor
 """
 LOADS_BOTH_CORES = (
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "driver/test_driver"),
-    *("driver/attempts/test_launchers", "driver/job/test_attaching"),
-    *("rank/test_exact", "rank/test_entries", "flows/test_secrets"),
-    *("driver/test_gate_stages", "flows/test_gate", "compat/attempts/test_kills"),
+    *(RAY, "driver/job/test_attaching", "flows/test_gate", "flows/test_secrets"),
+    *("rank/test_exact", "rank/test_entries", "compat/attempts/test_kills"),
 )
 """Whole pipelines and trainings, by how their groups begin."""
 

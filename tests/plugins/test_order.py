@@ -15,6 +15,7 @@ from tests.plugins.order import (
     LONGEST,
     MEASURES_TIME,
     PIPELINES,
+    RAY,
     SHARE_NOTHING,
     cores_for,
     group_of,
@@ -92,3 +93,10 @@ def test_the_undisturbed_pipeline_runs_in_one_process() -> None:
     ]
     assert len(groups) > 1
     assert set(groups) == {PIPELINES}
+
+
+def test_the_files_that_use_the_processs_own_ray_run_one_after_the_other() -> None:
+    files = [file for file in TESTS.rglob("test_*.py") if file != Path(__file__)]
+    sharing = [file for file in files if "process_ray" in file.read_text()]
+    assert len(sharing) > 1
+    assert {group_of(str(file.relative_to(TESTS))) for file in sharing} == {RAY}

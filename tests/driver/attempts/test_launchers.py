@@ -15,7 +15,6 @@ from tests.rank.digests import digest_of_training
 from tests.ranks.ray_processes import workers_of
 from train_core import TrainConfig
 from train_core.cluster.pool import WorkerPool
-from train_core.cluster.runtime import POOL_SETTINGS, start_ray
 from train_core.config import LOCAL
 from train_core.driver.attempts.pool_launcher import PoolLauncher
 from train_core.driver.attempts.supervisor import Attempt, Launcher
@@ -25,7 +24,7 @@ from train_core.rank.data.recorded_workload import with_monitor
 from train_core.rank.distributed.stop_requests import StopRequests
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.usefixtures("process_ray"), pytest.mark.timeout(240)]
 ASKED: dict[str, Any] = {
     "batch_size": 32,
     "num_shards": 4,
@@ -39,13 +38,6 @@ ASKED: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def no_leaks() -> None:
     """Ray starts processes while a test runs; they end with the module."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_ray() -> Iterator[None]:
-    start_ray(TrainConfig(), POOL_SETTINGS)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture

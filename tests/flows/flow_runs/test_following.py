@@ -40,10 +40,11 @@ def another() -> None:
     """Somebody else's, of which nothing is known here."""
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[SyncPrefectClient]:
-    """Of a real server."""
-    server = Server(tmp_path, isolated(tmp_path))
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClient]:
+    """Of a real server; each test has a storage of its own, and flow runs that name it."""
+    home = tmp_path_factory.mktemp("server")
+    server = Server(home, isolated(home))
     server.start()
     try:
         with (
