@@ -1,9 +1,11 @@
-"""A user's folder may have a file of any name: it never stands for Python's or for a package's."""
+"""A user's folder may have a file of any name: it never stands for Python's or for a package's.
+
+flows/cli/test_proxy.py trains in such a folder.
+"""
 
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.conftest import isolated
+from tests.marks import slow
 from tests.users_project import write_project
 from train_core import search_path
 
@@ -39,7 +42,7 @@ def evertrain(folder: Path, *arguments: str, **variables: str) -> subprocess.Com
 
 
 @pytest.mark.promise("own-names")
-@pytest.mark.parametrize("variable", ["", "PYTHONPATH", "EVERTRAIN_PATH"])
+@pytest.mark.parametrize("variable", ["", "PYTHONPATH", slow("EVERTRAIN_PATH")])
 def test_a_command_finds_the_module_and_nothing_that_is_beside_it(
     project: Path, tmp_path: Path, variable: str
 ) -> None:
@@ -49,16 +52,6 @@ def test_a_command_finds_the_module_and_nothing_that_is_beside_it(
     )
     assert done.returncode == 0, done.stderr
     assert "learning_rate" in done.stdout
-
-
-@pytest.mark.promise("own-names")
-@pytest.mark.timeout(300)
-def test_it_trains_in_such_a_folder_which_is_on_the_path_as_well(project: Path) -> None:
-    training = ("--workload", "mine:Mine", "--epochs", "1", "--num-workers", "2")
-    done = evertrain(project, "retrain", *training, "--run", "one", PYTHONPATH=str(project))
-    assert done.returncode == 0, done.stderr
-    report = json.loads((project / ".evertrain/runs/one/report.json").read_text())
-    assert report["gate"]["decision"]["outcome"] == "promote", done.stdout
 
 
 @pytest.mark.promise("own-names")

@@ -15,6 +15,7 @@ def no_leaks() -> None:
     """Ray's processes end a moment after they are killed."""
 
 
+@pytest.mark.slow
 def test_a_cluster_that_says_it_runs_and_takes_no_jobs_is_not_handed_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,7 +3,8 @@
 A test says `@pytest.mark.promise("key")`, with keys of tests/promises/promised.py.
 `python -m tests.promises` writes the tables of docs/testing.md. With `--check`, a part of
 `make check`, it writes nothing, and fails where a promise has no test that `make test` runs on
-every machine, a test names none of these promises, or the tables are not what the tests say.
+every machine, a promise that only slow tests hold has none that CI runs, a test names none of these
+promises, or the tables are not what the tests say.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ PAGE = ROOT / "docs/testing.md"
 IN_CI = ROOT / "tests/slow_in_ci.txt"
 """The slow tests that CI runs for each commit: of each the file, the name, and which values."""
 BEGIN, END = "<!-- promises: begin -->", "<!-- promises: end -->"
+SLOW = "slow"
 LEFT_OUT_BY_MARK = {
-    "slow": "slow",
+    "slow": SLOW,
     "s3": "S3",
     "skipif": "not on every machine",
     # Those of the tests of several nodes, from tests/nodes/ray_nodes.py.
-    "MARKS": "slow",
+    "MARKS": SLOW,
 }
 LEFT_OUT_BY_FIXTURE = {"real_data": "MNIST's files", "object_store": "S3"}
 """What a test has that `make test` leaves out, or skips on some machines, and the page's word."""
@@ -84,9 +86,10 @@ def held_in(file: Path, where: str) -> Iterator[Held]:
         if isinstance(one, ast.FunctionDef) and one.name.startswith("test_"):
             marks = list(marks_in([*of_all, *one.decorator_list]))
             reasons = [LEFT_OUT_BY_MARK.get(name, "") for name, _ in marks]
-            reasons += ["slow" for mark in one.decorator_list if has_slow_values_only(mark)]
+            reasons += [SLOW for mark in one.decorator_list if has_slow_values_only(mark)]
             reasons += [LEFT_OUT_BY_FIXTURE.get(argument.arg, "") for argument in one.args.args]
-            left_out = next(filter(None, reasons), "")
+            # A slow test is in no other part of CI, whatever else it needs.
+            left_out = max(reasons, key=lambda why: (why == SLOW, bool(why)), default="")
             if left_out and in_ci & {f"tests/{where}", f"tests/{where}::{one.name}"}:
                 left_out += ", in CI"
             for name, keys in marks:
@@ -106,6 +109,7 @@ def faults_of(promises: Promises, held: list[Held], by_all: Promises) -> list[st
     texts_by_all = {key: text for of_page in by_all.values() for key, text in of_page.items()}
     kept = {one.promise for one in held if not one.left_out}
     kept_by_all = {one.promise for one in held}
+    kept_in_ci = {one.promise for one in held if one.left_out != SLOW}
     return [
         *(
             f"no test that `make test` runs on every machine holds the promise {key!r}: {text}"
@@ -116,6 +120,11 @@ def faults_of(promises: Promises, held: list[Held], by_all: Promises) -> list[st
             f"no test holds the promise {key!r}: {text}"
             for key, text in texts_by_all.items()
             if key not in kept_by_all
+        ),
+        *(
+            f"only slow tests hold the promise {key!r}, and {IN_CI.name} has none of them: {text}"
+            for key, text in texts_by_all.items()
+            if key in kept_by_all - kept_in_ci
         ),
         *(
             f"{one.test} names the promise {one.promise!r}, "

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.promises import __main__ as promises
 from tests.promises.__main__ import BEGIN, END, IN_CI, ROOT, check, filled, held_by
 from tests.promises.promised import HELD_BY_ALL_TESTS, PROMISES
 
@@ -114,7 +115,9 @@ def test_the_promises_are_those_of_pages_that_exist_and_each_key_is_of_one() -> 
     assert [key for key, count in counted.items() if count > 1] == []
 
 
-def test_a_promise_of_all_tests_needs_one_that_may_be_slow(tests: Path, page: Path) -> None:
+def test_a_promise_of_all_tests_needs_one_that_may_be_slow_and_that_ci_runs(
+    tests: Path, page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tests, MARKED)
     by_all = {"docs/a.md": {"nodes": "A node may vanish."}}
     page.write_text(filled(f"{BEGIN}{END}", EXACT, held_by(tests), by_all))
@@ -122,8 +125,16 @@ def test_a_promise_of_all_tests_needs_one_that_may_be_slow(tests: Path, page: Pa
     assert check(EXACT, tests, page, by_all) == told
     write(tests, '@pytest.mark.promise("nodes")\n@pytest.mark.slow\n', name="b")
     page.write_text(filled(page.read_text(), EXACT, held_by(tests), by_all))
+    (fault,) = check(EXACT, tests, page, by_all)
+    assert fault.startswith("only slow tests hold the promise 'nodes', and slow_in_ci.txt has none")
+    monkeypatch.setattr(promises, "IN_CI", tests / "in_ci.txt")
+    promises.IN_CI.write_text("tests/deep/test_b.py::test_b[disk]\n")
+    page.write_text(filled(page.read_text(), EXACT, held_by(tests), by_all))
     assert check(EXACT, tests, page, by_all) == []
-    assert "| `nodes` | A node may vanish. | `deep/test_b.py::test_b` (slow) |" in page.read_text()
+    assert (
+        "| `nodes` | A node may vanish. | `deep/test_b.py::test_b` (slow, in CI) |"
+        in page.read_text()
+    )
 
 
 def test_the_slow_tests_of_ci_are_there() -> None:

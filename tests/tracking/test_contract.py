@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from tests.marks import slow
 from tests.tracking.following import following, tracker_of
 from tests.tracking.json_lines_tracker import JsonLinesTracker
 from tests.tracking.run_builder import RunBuilder
@@ -47,7 +48,7 @@ class Kind:
     """Deletes what a place has of a stage, as a person may."""
 
 
-@pytest.fixture(params=["json_lines", "mlflow"])
+@pytest.fixture(params=["mlflow", slow("json_lines")])
 def kind(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> Kind:
     places = iter(range(1000))
 

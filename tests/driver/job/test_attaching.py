@@ -186,9 +186,18 @@ class Mine(Waiting):
 """
 
 
-@pytest.mark.promise("job-outlives-caller", "cluster-other-wish", "cluster-code")
+@pytest.fixture
+def asked_of_a_proxy() -> Iterator[list[str]]:
+    """What a proxy of the environment is asked for, of this machine."""
+    with refusing_proxy() as (proxy, requests), patch.dict(os.environ, {"HTTP_PROXY": proxy}):
+        for name in ("NO_PROXY", "no_proxy"):
+            os.environ.pop(name, None)
+        yield requests
+
+
+@pytest.mark.promise("job-outlives-caller", "cluster-other-wish", "cluster-code", "loopback-direct")
 def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
-    ray_address: str, tmp_path: Path, undisturbed: str
+    ray_address: str, tmp_path: Path, undisturbed: str, asked_of_a_proxy: list[str]
 ) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code/mine.py").write_text(MINE)
@@ -225,6 +234,8 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     assert lease.newest_attempt(asked.folder.store) == 1
     assert digest_of_training(asked.folder) == undisturbed
     wait_for(lambda: not job_mailbox.jobs_with_calls(asked.folder.store))
+    # A dashboard of this machine is asked directly.
+    assert asked_of_a_proxy == []
 
 
 @pytest.mark.slow
@@ -441,16 +452,6 @@ def test_more_than_the_cluster_can_ever_give_is_refused_before_there_is_a_run(
     with Driver.start(request) as driver, pytest.raises(ResourceError, match=told):
         driver.prepared()
     assert not RunFolder(str(tmp_path), "run").exists()
-
-
-@pytest.mark.promise("loopback-direct")
-def test_a_dashboard_of_this_machine_is_never_asked_by_a_proxy(asked: Amendment) -> None:
-    with refusing_proxy() as (proxy, requests), patch.dict(os.environ, {"HTTP_PROXY": proxy}):
-        for name in ("NO_PROXY", "no_proxy"):
-            os.environ.pop(name, None)
-        with Driver.start(asked.request) as driver:
-            assert not driver.prepared().resumed
-        assert requests == []
 
 
 @pytest.mark.promise("cluster-addresses")

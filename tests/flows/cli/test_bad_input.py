@@ -27,7 +27,7 @@ IMAGES = "t10k-images-idx3-ubyte"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
+        slow(["--settings", '{"depth": 3}'], "depth: Extra inputs are not permitted, got 3"),
         slow(["--storage", "/proc/none"], "/proc/none"),
     ],
 )

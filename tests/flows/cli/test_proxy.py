@@ -1,50 +1,60 @@
-"""A proxy of the environment is never asked for what this machine itself serves."""
+"""What stands around a command: a proxy of the environment, and files of any name."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.services import mlflow_server
-from tests.flows.conftest import RETRAIN, isolated
+from benchmarks.services import BIN, mlflow_server
+from tests.flows.conftest import isolated
 from tests.flows.mlflow_side import shown_at
 from tests.flows.prefect_side import shown_in_prefect
+from tests.users_project import write_project
 from tests.web import refusing_proxy
 from train_core.proxies import ask_loopback_directly
+from train_core.results import Report
 from train_core.storage.run_folder import RunFolder
 
 LOOPBACK = "localhost,127.0.0.1,::1"
 
 
-@pytest.mark.promise("loopback-direct")
+@pytest.mark.promise("dry-run", "loopback-direct", "own-names")
 @pytest.mark.timeout(400)
-def test_a_retraining_asks_its_own_servers_directly(tmp_path: Path) -> None:
+def test_a_dry_run_takes_one_step_through_every_stage_whatever_stands_around(
+    tmp_path: Path,
+) -> None:
+    """In a project whose files have taken names, on the path too, and with a proxy that refuses."""
+    project = tmp_path / "project"
+    project.mkdir()
+    write_project(project)
+    proxies = ("no_proxy", "http_proxy", "https_proxy", "all_proxy")
     inherited = {
-        name: value
-        for name, value in isolated(tmp_path).items()
-        if name.lower() not in ("no_proxy", "http_proxy", "https_proxy", "all_proxy")
+        name: value for name, value in isolated(project).items() if name.lower() not in proxies
     }
     with refusing_proxy() as (proxy, asked), mlflow_server(tmp_path) as mlflow:
-        proxies = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "http_proxy": proxy}
+        behind = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "http_proxy": proxy}
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "evertrain_flows.cli", *RETRAIN, "--epochs", "1"),
-                *("--run", "direct", "--tracking-uri", mlflow),
+                *(BIN / "evertrain", "retrain", "--workload", "mine:Mine", "--dry-run"),
+                *("--num-workers", "2", "--run", "dry", "--tracking-uri", mlflow),
             ],
-            cwd=tmp_path,
-            env=inherited | proxies,
+            cwd=project,
+            env=inherited | behind | {"PYTHONPATH": str(project)},
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert asked == []
-        assert shown_in_prefect(tmp_path, "direct") == ["COMPLETED"]
-        url = RunFolder(str(tmp_path / ".evertrain/runs"), "direct").url
-        assert shown_at(mlflow, url)["pipeline"]["status"] == "FINISHED"
+        assert shown_in_prefect(project, "dry") == ["COMPLETED"]
+        folder = RunFolder(str(project / ".evertrain/runs"), "dry")
+        assert shown_at(mlflow, folder.url)["pipeline"]["status"] == "FINISHED"
+    report = Report.model_validate(folder.report())
+    assert report.train.step == 1
+    assert {one.split for one in report.evaluations} == {"validation", "test"}
+    assert 0 < report.predictions.num_rows < 360
 
 
 @pytest.mark.parametrize(

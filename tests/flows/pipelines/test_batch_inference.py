@@ -20,8 +20,8 @@ from sklearn.datasets import load_digits
 from benchmarks.services import BIN
 from tests.flows.mlflow_side import runs_in
 from train_core import infer
-from train_core.results import PredictionsResult
 from train_core.storage.objects.store import Store
+from train_core.storage.predictions import committed_predictions
 from train_core.storage.records.manifest import PredictionsManifest, read_manifest
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import reported_best
@@ -106,14 +106,18 @@ def images(folder: Path, column: str, num_rows: int = 30) -> str:
     return str(folder)
 
 
-@pytest.mark.promise("infer-command")
-def test_one_command_scores_new_data_into_a_folder_of_its_own(place: Place) -> None:
+@pytest.mark.promise("infer-command", "batch-shown")
+def test_one_command_scores_new_data_by_the_newest_run_and_the_address_is_everywhere(
+    place: Place,
+) -> None:
     source = images(place.folder / "night", "image")
     output = place.folder / "scored"
-    asked = ("--id-column", "name", "--columns", "name", "--output", str(output))
-    done = place.command(source, "--run", "undisturbed", *asked)
+    newest = ("--run", "latest", "--workload", "tests.flows.held:HeldDigits")
+    kept = ("--id-column", "name", "--columns", "name", "--output", str(output))
+    done = place.command(source, *newest, *kept, "--verbose")
     assert done.returncode == 0, done.stderr
-    best = reported_best(RunFolder(place.storage, "undisturbed"))
+    folder = RunFolder(place.storage, "undisturbed")
+    best = reported_best(folder)
     assert done.stdout.splitlines()[-2:] == [
         f"30 rows of {source}, scored by {best} of run undisturbed",
         f"predictions: {output}",
@@ -123,7 +127,27 @@ def test_one_command_scores_new_data_into_a_folder_of_its_own(place: Place) -> N
     assert table["id"].to_pylist() == table["name"].to_pylist()
     assert sorted(table["id"].to_pylist()) == sorted(f"no {row}" for row in range(30))
     assert "_manifest.json" in os.listdir(output)
-    again = place.command(source, "--run", "undisturbed", *asked)
+
+    (result,) = [one for one in committed_predictions(folder) if one.source == source]
+    assert (result.checkpoint.name, result.num_rows) == (best, 30)
+    manifest, _ = read_manifest(Store(result.uri), PredictionsManifest, "_manifest.json")
+    assert manifest.input["digest"] == result.input_digest
+    logged = f"30 rows of {source}, scored by {best} of run undisturbed: {result.uri}"
+    assert sum(line.endswith(logged) for line in done.stderr.splitlines()) == 1, done.stderr
+    shown = place.shown_in_prefect(f"undisturbed {best}")
+    ((key, page),) = ((key, page) for key, page in shown if result.uri in page)
+    assert key == "helddigits-predictions"
+    for fact in (result.uri, best, source, result.input_digest):
+        assert fact in page
+    (infer,) = (
+        run
+        for run in runs_in(place.tracking_uri, folder.url)
+        + runs_in(place.tracking_uri, original_url(place))
+        if run.data.tags["evertrain.stage"] == "infer"
+    )
+    assert infer.data.tags["evertrain.predictions"] == result.uri
+
+    again = place.command(source, *newest, *kept)
     assert again.returncode == 2
     assert f"output {output} is not empty (_manifest.json, part-00000.parquet)" in again.stderr
 
@@ -136,33 +160,6 @@ def test_a_program_scores_files_without_rows_and_is_told_so(place: Place) -> Non
     assert (done.num_rows, done.files) == (0, [])
     (told,) = [line for line in place.command(source).stdout.splitlines() if "nothing" in line]
     assert told == "nothing to score: the input has no rows"
-
-
-@pytest.mark.promise("batch-shown")
-def test_the_newest_run_scores_new_data_and_its_address_is_everywhere(place: Place) -> None:
-    source = images(place.folder / "night", "image")
-    workload = "tests.flows.held:HeldDigits"
-    ((found,), log) = place.infer({"run": "latest", "workload": workload, "infer_input": source})
-    result = PredictionsResult.model_validate(found)
-    best = reported_best(RunFolder(place.storage, "undisturbed"))
-    assert (result.checkpoint.name, result.num_rows, result.source) == (best, 30, source)
-    manifest, _ = read_manifest(Store(result.uri), PredictionsManifest, "_manifest.json")
-    assert manifest.input["digest"] == result.input_digest
-
-    logged = f"30 rows of {source}, scored by {best} of run undisturbed: {result.uri}"
-    assert sum(line.endswith(logged) for line in log.splitlines()) == 1, log
-    shown = place.shown_in_prefect(f"undisturbed {best}")
-    ((key, page),) = ((key, page) for key, page in shown if result.uri in page)
-    assert key == "helddigits-predictions"
-    for fact in (result.uri, best, source, result.input_digest):
-        assert fact in page
-    (infer,) = (
-        run
-        for run in runs_in(place.tracking_uri, RunFolder(place.storage, "undisturbed").url)
-        + runs_in(place.tracking_uri, original_url(place))
-        if run.data.tags["evertrain.stage"] == "infer"
-    )
-    assert infer.data.tags["evertrain.predictions"] == result.uri
 
 
 def original_url(place: Place) -> str:

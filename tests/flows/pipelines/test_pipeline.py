@@ -98,13 +98,3 @@ def test_a_fork_is_resumed_and_extended(undisturbed: str, evertrain: Evertrain, 
     done = evertrain("runs", "extend", "forked", "--epochs", "+1")
     assert done.returncode == 0, done.stderr
     assert folders[1].checkpoints()[-1].manifest.step == 80
-
-
-@pytest.mark.promise("dry-run")
-def test_a_dry_run_takes_one_step_through_every_stage(evertrain: Evertrain, home: Path) -> None:
-    done = evertrain("retrain", "--run", "dry", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    report = Report.model_validate_json((home / ".evertrain/runs/dry/report.json").read_text())
-    assert report.train.step == 1
-    assert {one.split for one in report.evaluations} == {"validation", "test"}
-    assert 0 < report.predictions.num_rows < 360
