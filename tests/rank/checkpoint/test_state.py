@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -77,6 +77,7 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and left == right
 
 
+@example(np.str_("\x00"))
 @given(states)
 def test_any_state_survives_json_and_tensors(state: Any) -> None:
     plain, tensors = pack(state)
