@@ -1,5 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
+OLDEST := .venv-oldest
 STAMP := .venv/.installed
 QUICK := not slow and not s3 and not table
 # Each of these loads a core and more; with three at a time they run out of time.
@@ -12,7 +13,7 @@ FAST := tests/policy tests/storage tests/datasets tests/rank/metrics \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo ui test test-fast test-all exact hostile chaos soak night mutants check format bench-pipeline \
+.PHONY: help venv demo ui test test-fast test-all test-oldest exact hostile chaos soak night mutants check format bench-pipeline \
 	bench-checkpoint bench-recovery bench-functions bench-listing bench-mirror bench-gpu clean
 
 help: ## Show the targets
@@ -45,6 +46,13 @@ test-fast: $(STAMP) ## Run the tests of policy, storage, formats and the loop: l
 test-all: $(STAMP) ## Run all tests, those that need an S3 server and the slow ones too
 	$(BIN)/pytest -m 'not table' -n 3 --phases --ignore $(KILLS)
 	$(BIN)/pytest -n 2 $(KILLS)
+
+test-oldest: ## Run a part of the tests, and the demo, with the oldest versions that pyproject.toml allows
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[dev]'
+	$(OLDEST)/bin/pytest -m '$(QUICK)' -n 3 $(FAST) tests/compat/test_private_names.py tests/flows/cli/test_demo.py \
+		tests/tracking/test_contract.py
+	EVERTRAIN_STORAGE=$$(mktemp -d) $(OLDEST)/bin/evertrain demo
 
 exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full table of exactness
 	$(BIN)/pytest tests/rank/test_exact.py tests/rank/test_entries.py --verbose --durations=12
