@@ -19,7 +19,7 @@ LOCKS = "EVERTRAIN_TESTS_LOCKS"
 CLUSTER, DEPLOYMENTS, PIPELINES, RAY = "cluster", "deployments", "pipelines", "ray"
 GROUPS = {
     # They make networks and machines of several nodes, two of which would be more than two cores.
-    "cluster/": CLUSTER,
+    "nodes/": CLUSTER,
     # They share a Prefect server and its worker.
     **{f"flows/deployment/test_{name}": DEPLOYMENTS for name in ("jobs", "machine", "runs")},
     # They compare with one pipeline that nobody disturbs, which runs once.

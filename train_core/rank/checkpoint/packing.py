@@ -136,8 +136,8 @@ def _of_numpy(value: np.generic | np.ndarray[Any, Any]) -> tuple[str, Any] | Non
         if name in _NUMPY_TYPES:
             plain, _ = pack(value.item())
             return "numpy", [name, plain]
-        # Its own `str` and `item` drop NULs at the end.
-        return ("text", "".join(value)) if kind == "U" else None
+        # The `str` and `item` of numpy drop NULs at the end.
+        return ("text", "".join(value)) if isinstance(value, np.str_) else None
     if name in _NUMPY_TYPES and type(value) is np.ndarray:
         return "array", torch.from_numpy(np.array(value))
     if kind in _SPELLED and type(value) is np.ndarray:
