@@ -19,6 +19,8 @@ PROGRAMS = (DRIVER, JOB, ISOLATED_CALL, STANDALONE_RANK)
 
 TRAIN = "train_core.rank.training:train"
 """One rank of a training."""
+PREPARE = "train_core.rank.training:prepare"
+"""What a spare does while it waits for a rank's place."""
 MEASURE_SHARD = "train_core.scoring.evaluate:measure_one_shard"
 """One shard of an evaluation."""
 SCORE_PART = "train_core.scoring.predict:score_one_part"
@@ -27,7 +29,7 @@ SCORE_ROWS = "train_core.scoring.gate_rows:score_rows"
 """One shard of the rows on which a gate compares two models."""
 MEASURE_COST = "train_core.scoring.gate_rows:measure_cost"
 """The latency and the size of one model."""
-WORKER_FUNCTIONS = (TRAIN, MEASURE_SHARD, SCORE_PART, SCORE_ROWS, MEASURE_COST)
+WORKER_FUNCTIONS = (TRAIN, PREPARE, MEASURE_SHARD, SCORE_PART, SCORE_ROWS, MEASURE_COST)
 """What a worker of the pool runs."""
 
 DELETE_TRACKING = "train_core.tracking.mlflow.existing_runs:delete_runs"

@@ -145,6 +145,10 @@ class StoppedError(EvertrainError, RuntimeError):
         return type(self), (self.run, self.step)
 
 
+class AttemptLostError(ConnectionError):
+    """Another rank has died: this one leaves the attempt, and its process is as good as before."""
+
+
 class FencedError(EvertrainError, RuntimeError):
     """This attempt was replaced by a newer one and may no longer write."""
 

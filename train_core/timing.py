@@ -88,6 +88,12 @@ class ClusterTiming:
     failures_s: float = 1.0
     """How long to wait, after a failure, for others that follow from the same cause."""
 
+    leave_s: float = 2.0
+    """How long the others may take to leave an attempt that a worker's death has broken."""
+
+    spare_after_s: float = 30.0
+    """How long a training has run when a spare is started: a short one is not worth it."""
+
     # The nodes of a cluster.
     nodes_poll_s: float = 5.0
     """Between two checks whether missing nodes have joined."""
@@ -131,7 +137,9 @@ class StopTiming:
     """The times of a stop, in seconds."""
 
     poll_s: float = 1.0
-    """Between two polls of a rank for a request."""
+    """Between two polls of a rank for a request in the run folder."""
+    driver_poll_s: float = 0.25
+    """The same in the driver's store: a rank in no collective learns there that another died."""
     end_s: float = 3.0
     """Seconds of `grace_s` kept for ending when saving failed; at most half of it."""
     close_s: float = 0.5

@@ -87,7 +87,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = RunFolder(asked.storage, asked.run)
     builder = RunBuilder(folder)
-    journal = JournalBuffer(RunWriter(folder, builder.lease.attempt), is_enabled=True)
+    journal = JournalBuffer(RunWriter(folder, builder.lease.attempt), shows_live=True)
     committer = Committer(builder, journal)
     journal.start()
     while not folder.store.exists(GO):

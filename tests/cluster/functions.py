@@ -25,6 +25,11 @@ def pid() -> int:
     return os.getpid()
 
 
+def note_pid(mark: str) -> None:
+    """Write by which process it was called."""
+    Path(mark).write_text(str(os.getpid()))
+
+
 def pid_after(mark: str) -> int:
     """By which process it was called, once there is a file of that name."""
     while not Path(mark).exists():

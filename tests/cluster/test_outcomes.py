@@ -13,11 +13,13 @@ from train_core.cluster.outcomes import (
     Running,
     SilentWorkerError,
     failure_of,
+    is_survivor,
     values,
 )
-from train_core.errors import ResourceError, UserCodeError
+from train_core.errors import AttemptLostError, ResourceError, UserCodeError
 
 BROKEN = Raised(ConnectionError("rank 0: RuntimeError: gloo: Connection closed by peer"))
+LEFT = Raised(AttemptLostError("rank 0: another rank ended"))
 BUG = Raised(UserCodeError("train", "rank 1: KeyError: 'x'"))
 DEATH = Died(RayActorError(error_msg="The actor died.\n\tpid: 7\nWorker exit type: SYSTEM_ERROR"))
 DIED = "rank 1 died: RayActorError: The actor died. Worker exit type: SYSTEM_ERROR"
@@ -41,6 +43,8 @@ SILENCE = Died(SilentWorkerError("no answer for 31 s"))
         ({"rank 0": BROKEN, "rank 1": SILENCE}, ConnectionError, "rank 1 died: SilentWorker"),
         ({"rank 0": BUG, "rank 1": BUG}, UserCodeError, "KeyError"),
         ({"rank 0": BROKEN}, ConnectionError, "closed by peer"),
+        # Who lost a rank says less than who lost a connection of its own.
+        ({"rank 0": LEFT, "rank 1": BROKEN}, ConnectionError, "closed by peer"),
     ],
 )
 def test_the_cause_is_found(failures: dict[str, Outcome], kind: type[Exception], text: str) -> None:
@@ -49,6 +53,12 @@ def test_the_cause_is_found(failures: dict[str, Outcome], kind: type[Exception],
     assert type(cause.value) is kind
     assert text in str(cause.value)
     assert "\n" not in str(cause.value)
+
+
+def test_who_only_lost_another_rank_survives() -> None:
+    assert [is_survivor(one) for one in (LEFT, Returned(None))] == [True, True]
+    others = (BROKEN, BUG, DEATH, SILENCE, Running())
+    assert not any(is_survivor(one) for one in others)
 
 
 def test_without_a_failure_the_values_come_in_order() -> None:

@@ -111,7 +111,7 @@ def test_one_that_has_ended_starts_no_worker() -> None:
     pool.end_for_good()
     with pytest.raises(ConnectionError, match="the driver ends"):
         pool.start(CONFIG)
-    pool.replace_all()
+    pool.replace()
     assert not pool.is_placed(CONFIG)
 
 

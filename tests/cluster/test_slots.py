@@ -87,17 +87,44 @@ def test_one_slot_is_replaced_while_the_others_live(slots: Slots, tmp_path: Path
     assert after == before
 
 
-def test_a_spare_has_a_place_and_a_process_and_takes_over_at_once(
-    slots: Slots, tmp_path: Path
-) -> None:
-    before = pids(slots)
-    die = tmp_path / "die"
-    die.touch()
-    outcomes = called(slots, {0: ("pid", ()), 1: ("die_after", (str(die),))}).settle()
-    assert isinstance(outcomes[1], Died)
+def a_spare(slots: Slots, mark: Path) -> int:
+    """The process of a spare that has prepared itself."""
+    slots.start_spare(f"{HERE}:note_pid", (str(mark),))
+    ray.wait([slots.spares[0]._prepared])
+    return int(mark.read_text())
+
+
+def test_a_spare_takes_the_place_of_a_worker_that_died(slots: Slots, tmp_path: Path) -> None:
+    before, spare = pids(slots), a_spare(slots, tmp_path / "spare")
+    assert spare not in before.values()
+    os.kill(before[1], signal.SIGKILL)
     slots.replace(1)
-    spare = called(slots, {0: ("pid", ()), 2: ("pid", ())}).settle()
-    assert spare == {slot: Returned(before[slot]) for slot in (0, 2)}
+    assert pids(slots) == before | {1: spare}
+    assert slots.spares == []
+    os.kill(spare, signal.SIGKILL)
+    slots.replace(1)
+    assert pids(slots)[1] not in (spare, before[1])
+
+
+def test_the_death_of_a_spare_ends_nothing(slots: Slots, tmp_path: Path) -> None:
+    before, spare = pids(slots), a_spare(slots, tmp_path / "spare")
+    process = psutil.Process(spare)
+    process.kill()
+    process.wait(10)
+    slots.replace(1)
+    after = pids(slots)
+    assert after.pop(1) not in (spare, before.pop(1))
+    assert after == before
+
+
+def test_a_spare_that_dies_as_it_prepares_itself_says_why(slots: Slots, tmp_path: Path) -> None:
+    slots.start_spare(f"{HERE}:die_after", (str(tmp_path / "die"),))
+    assert slots.dead_spares() == []
+    Path(tmp_path, "die").touch()
+    ray.wait([slots.spares[0]._prepared])
+    (error,) = slots.dead_spares()
+    assert isinstance(error, RayActorError)
+    assert slots.spares == []
 
 
 def test_a_worker_that_stands_still_is_ended_as_it_is_replaced(slots: Slots) -> None:

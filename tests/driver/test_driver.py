@@ -248,7 +248,7 @@ def test_users_bug_comes_with_the_traceback_of_its_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("workload", "told"),
     [
-        ("Mortal", ["warning: begins again from the newest checkpoint: rank 1 died: "]),
+        ("Mortal", ["warning: begins again: rank 1 died: "]),
         ("Hanging", ["Timeout (0:00:05", "in hang_for_good", "begins again"]),
     ],
 )

@@ -70,6 +70,7 @@ FIELDS = [
     "num_shards",
     "cpus_per_worker",
     "gpus_per_worker",
+    "spares",
     "deterministic",
     "threads_per_worker",
     "placement_strategy",

@@ -221,8 +221,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "bad-file-named": "A file of the data that cannot be read, or is unlike the others, is "
         "named, with what is wrong with it, and the line of the workload that read it.",
         "worker-dies": "When a worker dies no other one waits for it, and the next attempt goes on "
-        "from the newest checkpoint to the same end; a worker that dies while it evaluates or "
-        "infers is replaced.",
+        "to the same end: on one machine and CPUs the other workers train on after their last "
+        "step, else new ones begin at the newest checkpoint; a worker that dies while it evaluates "
+        "or infers is replaced.",
         "three-restarts": "After three restarts in a row without a new checkpoint the run fails, "
         "with the last cause; a new checkpoint resets the count.",
         "ray-dies": "A driver whose local Ray dies logs that and ends, so that the retry starts a "

@@ -19,8 +19,8 @@ from torch.distributed import TCPStore
 
 from tests.ranks import rank as program
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["__main__", program.__name__])
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["__main__", program.__name__])
 
 
 def start_server() -> None:
@@ -108,7 +108,7 @@ def ranks(
                     # No rank is to have the store.
                     "TORCHELASTIC_USE_AGENT_STORE": "True",
                 }
-            process = _PROCESSES.Process(target=main, args=(mine, environment, log, outcome))
+            process = PROCESSES.Process(target=main, args=(mine, environment, log, outcome))
             process.start()
             processes.append(process)
         yield processes

@@ -52,7 +52,7 @@ _DECIDED = {
         "gpus_per_worker",
         "cpus_per_worker",
     ),
-    *("ray_address", "runtime_env", "placement_strategy", "strict"),
+    *("ray_address", "runtime_env", "placement_strategy", "spares", "strict"),
     *("init_from", "init_from_optimizer", "init_from_allow"),
 }
 _POLL_S = 0.25

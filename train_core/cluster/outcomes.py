@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
-from train_core.errors import EvertrainError, ResourceError
+from train_core.errors import AttemptLostError, EvertrainError, ResourceError
 
 
 class SilentWorkerError(ConnectionError):
     """A worker's process no longer answers: it was suspended, or is stuck in a library."""
+
+
+class DiedAtStartError(ConnectionError):
+    """Workers died before they were ranks."""
+
+    def __init__(self, slots: Collection[int], cause: str) -> None:
+        super().__init__(slots, cause)
+        self.slots = slots
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 @dataclass(frozen=True)
@@ -60,31 +71,34 @@ def values(outcomes: Mapping[str, Outcome], remedy: str) -> list[Any]:
     `outcomes` are by the worker's name, the first rank first. `remedy` is the advice for a worker
     that ran out of memory.
     """
-    returned: list[Any] = []
-    failures: dict[str, Failure] = {}
-    for worker, outcome in outcomes.items():
-        match outcome:
-            case Returned(value):
-                returned.append(value)
-            case Raised() | Died():
-                failures[worker] = outcome
-            case Running():
-                """It waits for the one that failed."""
-            case other:
-                assert_never(other)
-    if failures:
-        raise _first_cause(failures, remedy)
-    return returned
+    if cause := first_cause(outcomes, remedy):
+        raise cause
+    return [outcome.value for outcome in outcomes.values() if isinstance(outcome, Returned)]
 
 
-def _first_cause(failures: Mapping[str, Failure], remedy: str) -> Exception:
-    """The failure that the others followed from, as an error of evertrain's.
+def first_cause(outcomes: Mapping[str, Outcome], remedy: str) -> Exception | None:
+    """The failure that the others followed from, as an error of evertrain's; None: none failed.
 
     A process that ended outranks what the survivors raise; an error of evertrain's (also the
-    user's bug) outranks a connection that broke; of two alike the first one counts.
+    user's bug) outranks a connection that broke; of two alike the first one counts. A call that
+    still runs waits for the one that failed.
     """
+    failures = {who: one for who, one in outcomes.items() if isinstance(one, Raised | Died)}
+    if not failures:
+        return None
     worker = min(failures, key=lambda one: _distance_from_cause(failures[one]))
     return _as_ours(worker, failures[worker], remedy)
+
+
+def is_survivor(outcome: Outcome) -> bool:
+    """Whether the worker lives and has ended its call, with no error but another one's end."""
+    match outcome:
+        case Returned() | Raised(AttemptLostError()):
+            return True
+        case Raised() | Died() | Running():
+            return False
+        case other:
+            assert_never(other)
 
 
 def _distance_from_cause(failure: Failure) -> int:
@@ -95,6 +109,8 @@ def _distance_from_cause(failure: Failure) -> int:
             return 1
         case Raised(EvertrainError()):
             return 2
+        case Raised(AttemptLostError()):
+            return 4
         case Raised():
             return 3
         case other:

@@ -10,10 +10,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from train_core.cluster.outcomes import Outcome, values
+from ray.exceptions import OutOfMemoryError
+
+from train_core.cluster.outcomes import (
+    Died,
+    DiedAtStartError,
+    Outcome,
+    Returned,
+    first_cause,
+    values,
+)
 from train_core.cluster.rank_order import Rank, assign_ranks
 from train_core.cluster.scaling import within_room
 from train_core.cluster.slots import Layout, Slots
@@ -24,6 +34,15 @@ from train_core.timing import TIMING, ClusterTiming
 
 _SMALLER_SCORING = "begin another run with a smaller eval_batch_size"
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Spares:
+    """How many spares to have, and the function `module:name` that each calls as it begins."""
+
+    number: int
+    function: str
+    arguments: Sequence[Any]
 
 
 class WorkerPool:
@@ -48,6 +67,8 @@ class WorkerPool:
         # Guards check-then-act on `_slots`, also while a call is under way.
         self._changing = threading.RLock()
         self._has_ended = False
+        self._has_replaced = False
+        self._has_room_for_spares = True
         self.workers_ready_at = 0.0
         """When the last of the first workers had started, in seconds since 1970; 0: not yet."""
 
@@ -95,16 +116,19 @@ class WorkerPool:
         settled_in_s = slots.requested_at + self.timing.settle_s - time.monotonic()
         return slots.is_placed(max(self.timing.placed_s, settled_in_s))
 
-    def replace_all(self) -> None:
-        """Start another worker in every slot, in the background."""
+    def replace(self, which: Collection[int] | None = None) -> None:
+        """Start another worker in these slots, by default in all, in the background."""
         with self._changing:
             slots = self._slots
             try:
                 if slots is None:
                     self.start(self._config)
                 else:
-                    for slot in range(slots.layout.num_slots):
+                    if which is None:
+                        which = range(slots.layout.num_slots)
+                    for slot in which:
                         slots.replace(slot)
+                    self._has_replaced = True
             except Exception as error:  # noqa: BLE001 (whatever Ray raises when it is gone itself)
                 _log.debug("the workers were not replaced: %s", error)
                 self.end_workers()
@@ -131,13 +155,18 @@ class WorkerPool:
         arguments: Callable[[Rank], Sequence[Any]],
         *,
         check: Callable[[], None],
+        end_others: Callable[[Mapping[int, Outcome]], bool] = lambda _: False,
+        cut_off: Callable[[], None] = lambda: None,
+        spares: Spares | None = None,
     ) -> dict[int, Outcome]:
         """Run `module:name` on all workers, as the ranks of one process group.
 
         Returns the outcome of each slot, in the order of ranks, once all have returned or one has
-        failed. `check` is called each second while workers start, and when all have started; it may
-        raise. Raises the first cause if a worker does not start, and ConnectionError if Ray itself
-        ended.
+        failed. Then `end_others` is called with the outcomes; if it has asked the others to end,
+        they are waited for, `ClusterTiming.leave_s` at most; `cut_off` is called when half of it is
+        over. `check` is called each second while workers start, and when all have started; it may
+        raise. `spares` are started while the ranks run, and end with them. Raises DiedAtStartError,
+        the first cause if a worker does not start, and ConnectionError if Ray itself ended.
         """
         with self._calling:
             slots = self._current()
@@ -145,7 +174,32 @@ class WorkerPool:
             for slot, worker, rank in self._ranks(slots, check):
                 worker.set_up.remote(f"rank {rank.rank}", rank.environment())
                 calls.add(slot, worker, worker.run.remote(function, arguments(rank)))
-            return calls.settle()
+            began_at = time.monotonic()
+            outcomes = calls.settle(lambda: self._start_spares(slots, spares, began_at))
+            if calls.running and end_others(outcomes):
+                outcomes |= calls.end(self.timing.leave_s / 2)
+                if calls.running:
+                    cut_off()
+                    outcomes |= calls.end(self.timing.leave_s / 2)
+            if all(isinstance(one, Returned) for one in outcomes.values()):
+                slots.end_spares()
+            return outcomes
+
+    def _start_spares(self, slots: Slots, wanted: Spares | None, began_at: float) -> None:
+        """Start what is missing of the spares that are wanted, if it is time."""
+        if wanted is None:
+            return
+        for error in slots.dead_spares():
+            _log.debug("a spare died: %s", error)
+            # A process more is one too many.
+            self._has_room_for_spares &= not isinstance(error, OutOfMemoryError)
+        # Who has lost a worker may lose another one soon.
+        is_time = self._has_replaced or time.monotonic() - began_at >= self.timing.spare_after_s
+        if is_time and self._has_room_for_spares and len(slots.spares) < wanted.number:
+            try:
+                slots.start_spare(wanted.function, wanted.arguments)
+            except Exception as error:  # noqa: BLE001 (whatever Ray raises when it is gone itself)
+                _log.debug("a spare was not started: %s", error)
 
     def map(
         self,
@@ -234,7 +288,12 @@ class WorkerPool:
                 raise ConnectionError(f"the workers have not started in {self.timing.start_s:g} s")
 
         outcomes = calls.settle(check_start)
-        locations = values({f"worker {slot}": one for slot, one in outcomes.items()}, "")
+        of_workers = {f"worker {slot}": one for slot, one in outcomes.items()}
+        dead = {slot for slot, one in outcomes.items() if isinstance(one, Died)}
+        cause = first_cause(of_workers, "")
+        if dead and isinstance(cause, ConnectionError):
+            raise DiedAtStartError(dead, str(cause))
+        locations = values(of_workers, "")
         # What it has to say of the time in which the last one started.
         check()
         self.workers_ready_at = self.workers_ready_at or max(one.ready_at for one in locations)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from train_core.cluster.outcomes import Died, failure_of
 from train_core.cluster.resources import resources_of_worker
 from train_core.cluster.worker_process import CONTROL, WORK, Actor, TrainWorker
 from train_core.config import TrainConfig
 
 # Ray's annotations do not know the second one.
 _OPTIONS: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {WORK: 1, CONTROL: 1}}
+_ANSWER_S = 0.5
+"""How long a spare may take to answer as it is needed."""
 _WORKER: Any = ray.remote(**_OPTIONS)(TrainWorker)
 
 
@@ -35,10 +39,41 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Spare:
+    """A worker that has no place yet, and what it was asked to prepare."""
+
+    actor: Actor
+    _prepared: ray.ObjectRef[None]
+
+    def is_ready(self) -> bool:
+        """Whether it has prepared itself, or has failed to."""
+        return bool(ray.wait([self._prepared], timeout=0)[0])
+
+    def error(self) -> Exception | None:
+        """Why it died, if it did as it prepared itself; what the function raised is no death."""
+        if not self.is_ready():
+            return None
+        failure = None
+        try:
+            ray.get(self._prepared)
+        except Exception as error:  # noqa: BLE001 (what the function raised, or Ray)
+            failure = failure_of(error)
+        return failure.cause if isinstance(failure, Died) else None
+
+    def lives(self) -> bool:
+        """Whether it answers."""
+        try:
+            ray.get(self.actor.answer.remote(), timeout=_ANSWER_S)
+        except RayError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
 class Slots:
     """Places that Ray has reserved, or will, each with a worker; their numbers begin with 0.
 
-    A spare's place is a slot that no call gives a rank.
+    A spare is a worker beside them, which reserves nothing and takes the place of one that died.
     """
 
     layout: Layout
@@ -48,6 +83,7 @@ class Slots:
     """The newest worker of each slot."""
     _reservation: PlacementGroup
     _preload: Sequence[str]
+    spares: list[Spare] = field(default_factory=list)
 
     @classmethod
     def start(cls, layout: Layout, preload: Sequence[str]) -> Self:
@@ -75,11 +111,42 @@ class Slots:
         The slot keeps what it reserves. Calls on the earlier worker settle as `Died`.
         """
         ray.kill(self.workers[slot])
-        self.workers[slot] = self._start_worker(slot)
+        self.workers[slot] = self._take_spare() or self._start_worker(slot)
+
+    def start_spare(self, function: str, arguments: Sequence[Any]) -> None:
+        """Start a spare on the node of the first slot, which then calls `module:name`."""
+        # By itself Ray gives a worker without CPUs one thread.
+        threads = {"OMP_NUM_THREADS": str(max(1, int(self.layout.resources.get("CPU", 0))))}
+        place = PlacementGroupSchedulingStrategy(self._reservation, 0)
+        worker = _WORKER.options(
+            num_cpus=0, scheduling_strategy=place, runtime_env={"env_vars": threads}
+        )
+        actor = worker.remote(self._preload, is_spare=True)
+        self.spares.append(Spare(actor, actor.prepare.remote(function, arguments)))
+
+    def dead_spares(self) -> list[Exception]:
+        """Why spares died, each once; they are let go."""
+        ended = [(one, one.error()) for one in self.spares]
+        self.spares[:] = [one for one, error in ended if error is None]
+        return [error for _, error in ended if error is not None]
+
+    def _take_spare(self) -> Actor | None:
+        """A spare that lives, or still prepares itself, and is one no more; None: there is none."""
+        while self.spares:
+            spare = self.spares.pop(0)
+            if not spare.is_ready() or spare.lives():
+                return spare.actor
+        return None
+
+    def end_spares(self) -> None:
+        """End the spares by SIGKILL."""
+        while self.spares:
+            ray.kill(self.spares.pop().actor)
 
     def end(self) -> None:
         """End all workers by SIGKILL and give back what the slots reserve."""
         try:
+            self.end_spares()
             for worker in self.workers:
                 ray.kill(worker)
         finally:
@@ -87,8 +154,7 @@ class Slots:
             remove_placement_group(self._reservation)
 
     def _start_worker(self, slot: int) -> Actor:
-        return _WORKER.options(
-            num_cpus=self.layout.resources.get("CPU", 0),
-            num_gpus=self.layout.resources.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._reservation, slot),
-        ).remote(self._preload)
+        cpus, gpus = (self.layout.resources.get(name, 0) for name in ("CPU", "GPU"))
+        place = PlacementGroupSchedulingStrategy(self._reservation, slot)
+        worker = _WORKER.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=place)
+        return worker.remote(self._preload)

@@ -58,6 +58,20 @@ class Calls:
             settled |= self.wait()
         return {slot: settled.get(slot, Running()) for slot in slots}
 
+    def end(self, within_s: float) -> dict[int, Outcome]:
+        """The outcome of each call that still runs: `Running` if it has not ended `within_s`.
+
+        Raises ConnectionError if Ray itself ended.
+        """
+        deadline, ended = time.monotonic() + within_s, dict[int, Outcome]()
+        slots = list(self.running)
+        try:
+            while self.running and (left_s := deadline - time.monotonic()) > 0:
+                ended |= self._settled(left_s)
+        except RayError as error:
+            raise _ray_ended(error) from error
+        return {slot: ended.get(slot, Running()) for slot in slots}
+
     def wait(self) -> dict[int, Outcome]:
         """The calls that have settled, after a second at most, in the order of their addition.
 
@@ -70,7 +84,7 @@ class Calls:
             if _has_failure(settled):
                 settled |= self._settled_with_failure(settled)
         except RayError as error:
-            raise ConnectionError(f"Ray ended: {type(error).__name__}: {error}") from error
+            raise _ray_ended(error) from error
         return {slot: settled[slot] for slot in slots if slot in settled}
 
     def _settled_with_failure(self, failed: dict[int, Outcome]) -> dict[int, Outcome]:
@@ -129,6 +143,10 @@ class Calls:
             elif now - since > self._silent_after_s:
                 silent[slot] = SilentWorkerError(f"no answer for {now - since:.0f} s")
         return silent
+
+
+def _ray_ended(error: RayError) -> ConnectionError:
+    return ConnectionError(f"Ray ended: {type(error).__name__}: {error}")
 
 
 def _has_failure(outcomes: dict[int, Outcome]) -> bool:

@@ -31,9 +31,9 @@ from train_core.functions.trainer import make_ready, new_trainer
 from train_core.policy.restarts import Ended
 from train_core.policy.stop_reasons import StopReason
 from train_core.rank.data.recorded_workload import with_login
+from train_core.rank.distributed.group import follows_from_another_end
 from train_core.rank.distributed.rendezvous import RendezvousStore
 from train_core.rank.distributed.stop_requests import post_stop
-from train_core.rank.training import follows_from_another_end
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder

@@ -179,6 +179,7 @@ class Learner:
         """Follow what changed since the last step. Raises WorkloadError if it cannot be."""
         if not self.is_sharded and self.followed.has_changed():
             self.reducer.follow()
+        self.buffers.begin_passes()
 
     @contextmanager
     def shard(self, shard: int) -> Iterator[None]:

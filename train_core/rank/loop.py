@@ -12,17 +12,21 @@ from __future__ import annotations
 import logging
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from enum import Enum
 from functools import partial
+from typing import Any
 
 import torch
 
 from train_core.config import TrainConfig
+from train_core.errors import words_of
 from train_core.policy import metric_names
 from train_core.policy.checkpoints.save_schedule import Backpressure, SaveDue
 from train_core.policy.samples.steps import MicroBatch
 from train_core.policy.stop_reasons import Reached, StopReason, has_reached
 from train_core.rank.agreement import AgreedRequests, PendingStep
 from train_core.rank.checkpoint.checkpointer import Checkpointer
+from train_core.rank.checkpoint.kept import Kept
 from train_core.rank.checkpoint.progress import Progress
 from train_core.rank.checkpoint.snapshot import check_savable
 from train_core.rank.checkpoint.state import TrainingState
@@ -30,12 +34,17 @@ from train_core.rank.checkpoint.storing_thread import NoTimeError
 from train_core.rank.data.train_loader import TrainLoader
 from train_core.rank.distributed.control_message import ControlMessage, RankRequests
 from train_core.rank.distributed.fsdp import check_passes
-from train_core.rank.distributed.group import Group, use_deterministic_algorithms
+from train_core.rank.distributed.group import (
+    Group,
+    is_of_another_rank,
+    use_deterministic_algorithms,
+)
 from train_core.rank.distributed.processor import UNKNOWN, continued_on
 from train_core.rank.distributed.stop_requests import StopRequests, StopSource
 from train_core.rank.distributed.watchdog import Watchdog
 from train_core.rank.learner import Learner
 from train_core.rank.loaded_workload import LoadedWorkload, first_weights
+from train_core.rank.memory import Memory
 from train_core.rank.model_checks import refusing_lone_samples, refusing_undetermined
 from train_core.rank.passes import backward_passes, weighted_loss
 from train_core.rank.step_metrics import TrainRecords
@@ -52,11 +61,24 @@ STREAMS = "streams"
 _log = logging.getLogger(__name__)
 
 
+class _At(Enum):
+    """Where a rank is: what its state is worth if the attempt breaks there."""
+
+    BEFORE = "before"
+    """It has no state yet."""
+    BETWEEN_STEPS = "between steps"
+    IN_PASSES = "in passes"
+    """The buffers may have changed, and nothing else."""
+    CHANGING = "changing"
+    """The state is neither the one before the step nor the one after it."""
+
+
 class Trainer:
     """One rank's part of one attempt at a run.
 
     `loaded` is what it trains, if not what the run recorded; `stop_source` says whether it shall
-    stop, if not the run folder.
+    stop, if not the run folder. `memory` has what this process kept of the attempt before, and what
+    it keeps of this one.
     """
 
     def __init__(
@@ -68,6 +90,7 @@ class Trainer:
         *,
         loaded: LoadedWorkload | None = None,
         stop_source: StopSource | None = None,
+        memory: Memory | None = None,
         timing: Timing = TIMING,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
@@ -78,7 +101,11 @@ class Trainer:
         self.group = group
         self.folder = folder
         self.attempt = attempt
-        self.loaded = loaded or LoadedWorkload.of_run(folder, config)
+        self._is_kept_for_more = memory is not None
+        self._is_left = False
+        """Whether this rank leaves an attempt that another one's end has broken."""
+        self._memory = memory or Memory()
+        self.loaded = loaded or self._memory.load(folder, config)
         self.loaded.check()
         workload, train_set = self.loaded.workload, self.loaded.train_set
         plan = config.step_plan(len(train_set))
@@ -93,12 +120,14 @@ class Trainer:
             workload, train_set, config, group, has_equal_passes=self.learner.is_sharded
         )
         run_writer = RunWriter(folder, attempt)
-        self.records = TrainRecords(run_writer, config, plan, is_enabled=group.is_rank0)
+        self.records = TrainRecords(run_writer, config, plan, shows_live=group.is_rank0)
         source = stop_source or partial(stop_request, folder.store, attempt)
         self._timing = timing
-        self.stop_requests = StopRequests(source, timing.stopping.poll_s, logs=group.is_rank0)
+        poll_s = timing.stopping.poll_s if stop_source is None else timing.stopping.driver_poll_s
+        self.stop_requests = StopRequests(source, poll_s, logs=group.is_rank0)
         time_to_save_s = timing.stopping.time_to_save_s(config.grace_s)
         self.watchdog = Watchdog(config.hang_timeout_s)
+        self._at = _At.BEFORE
         self.state = self._all_state()
         """All that the next step depends on."""
         self.checkpointer = Checkpointer(
@@ -111,6 +140,7 @@ class Trainer:
             self.watchdog,
             timing.saving,
             is_grace_over=partial(self.stop_requests.is_grace_over, time_to_save_s),
+            check_lost=self.stop_requests.check_lost,
         )
         self.agreed = AgreedRequests(group, self.progress, self.records, self.checkpointer)
         num_steps = self.progress.total_steps(config, plan)
@@ -139,14 +169,44 @@ class Trainer:
         except NoTimeError:
             # Raised on all ranks together.
             self.has_saved = False
+        except Exception as error:
+            self._is_left = self._is_kept_for_more and is_of_another_rank(error)
+            raise
         finally:
             self.close()
         return self.progress
 
+    def keep(self) -> None:
+        """Keep the state after the last whole step in this process's memory, for another attempt.
+
+        Called when the attempt broke. What cannot be kept is left to the newest commit.
+        """
+        if self._at is _At.BEFORE:
+            # What the attempt before has left was not gone on from yet.
+            return
+        self._memory.kept = None
+        is_whole = self.group.world_size > 1 and self._at is not _At.CHANGING
+        if not is_whole or self.learner.is_sharded:
+            return
+        try:
+            self.agreed.settle()
+            if self._at is _At.IN_PASSES:
+                self.learner.buffers.undo_passes()
+            self.progress.elapsed_s = self.records.clock.elapsed_s
+            state = self.state.capture(leaving_out={STREAMS})
+            if self.loader.streams is not None:
+                state[STREAMS] = self.loader.streams.known
+            journal, validated = self.records.journal.uncommitted, self.checkpointer.validated
+            self._memory.kept = Kept(state, self.loader.known_at, journal, validated)
+        except Exception as error:  # noqa: BLE001 (whatever it is: the commit is there)
+            _log.info("the state is not kept: %s", words_of(error))
+
     def close(self) -> None:
         """End all threads and processes."""
         self.watchdog.rest()
-        timeout_s = None if self.has_saved else self._timing.stopping.close_s
+        # The other survivors do not wait for what this rank still stores.
+        is_hurried = self._is_left or not self.has_saved
+        timeout_s = self._timing.stopping.close_s if is_hurried else None
         with ExitStack() as last_first:
             last_first.callback(self.loader.close)
             last_first.callback(self.learner.close)
@@ -155,18 +215,24 @@ class Trainer:
             last_first.callback(self.checkpointer.close, timeout_s)
 
     def restore(self) -> None:
-        """Go on from the newest good checkpoint, if there is one."""
-        checkpoint = self.checkpointer.restore(self.learner.assembly)
+        """Go on from what the ranks have kept, or from the newest good checkpoint."""
+        kept = self.checkpointer.restore_kept(self._memory.kept)
+        self._memory.kept = None
+        if not kept:
+            self.checkpointer.restore(self.learner.assembly)
+        checkpoint = self.checkpointer.newest
         saved_step = -1
-        if checkpoint:
+        if kept or checkpoint:
+            is_saved = checkpoint is not None and checkpoint.step == self.progress.step
             # A validation that was interrupted starts over, and what follows it is saved.
-            if not self.progress.awaits_validation(self.loader.plan):
+            if is_saved and not self.progress.awaits_validation(self.loader.plan):
                 saved_step = self.progress.step
             # The limits may be others than those by which it ended.
             self.stop_if_due()
             if self.group.is_rank0:
-                _log.info("resuming after step %d from %s", self.progress.step, checkpoint.name)
-                if bad := self.folder.quarantined():
+                source = "the memory of its workers" if kept else checkpoint and checkpoint.name
+                _log.info("resuming after step %d from %s", self.progress.step, source)
+                if not kept and (bad := self.folder.quarantined()):
                     self.records.journal.count(metric_names.CHECKPOINT_QUARANTINED, len(bad))
         else:
             self.learner.begin(first_weights(self.folder, self.config))
@@ -176,9 +242,14 @@ class Trainer:
         processors = continued_on(was, self.group, is_strict=self.config.strict)
         self.records.journal.note("processors", processors[-1])
         self.records.start(self.progress)
-        self.checkpointer.start(saved_step, processors)
-        if not self.progress.stopped_by:
-            self.loader.start(self.progress.epoch, self.progress.step)
+        self.checkpointer.start(saved_step, processors, is_due=bool(kept) and saved_step < 0)
+        if kept or not self.progress.stopped_by:
+            known_at = kept.known_at if kept else None
+            self.loader.start(self.progress.epoch, self.progress.step, known_at)
+        self._at = _At.BETWEEN_STEPS
+        if kept:
+            # The attempt before may have come no further.
+            self.save_if_due()
 
     def step(self) -> None:
         """One optimizer step: every shard's gradients, summed, applied."""
@@ -190,6 +261,7 @@ class Trainer:
         self.checkpointer.poll()
         progress, learner = self.progress, self.learner
         message = ControlMessage(self.config.shards, self.group)
+        self._at = _At.IN_PASSES
         try:
             backward_passes(learner, self.loader, self._forward, message.add_loss)
         except Exception:
@@ -203,18 +275,25 @@ class Trainer:
         message.send(self._own_requests())
         weight = learner.exchange()
         self.checkpointer.before_update()
+        if not is_behind:
+            # So that no rank has a step without its loss, if another one dies.
+            message.wait()
+        self._at = _At.CHANGING
         learning_rate = learner.learning_rate
         grad_norm = learner.apply_gradients(progress.step)
         num_samples = len(self.loader.plan.step_samples(progress.step_in_epoch))
         progress.count_step(num_samples)
         self.agreed.expect(PendingStep(message, learning_rate, grad_norm, num_samples, weight))
         self.loaded.workload.after_step(learner.model, progress.step)
+        self._at = _At.BETWEEN_STEPS
 
     def end_epoch(self) -> None:
         """Validate, and remember the epoch's metrics; not if a request to stop comes."""
         self.agreed.settle()
         measured = None
         if not self.agreed.current.is_asked_to_stop:
+            self.learner.buffers.begin_passes()
+            self._at = _At.IN_PASSES
             with self.learner.gathered() as model:
                 measured = validate(
                     self.loaded.workload,
@@ -225,9 +304,11 @@ class Trainer:
                     self.watchdog,
                     self.stop_requests,
                 )
+        self._at = _At.BETWEEN_STEPS
         if measured is None:
             self.agreed.stop()
             return
+        self._at = _At.CHANGING
         progress = self.progress
         metrics = progress.end_epoch() | measured
         progress.metrics |= metrics
@@ -240,6 +321,7 @@ class Trainer:
             _log.info("epoch %d, step %d: %s", progress.epoch, progress.step, shown)
         if self.loader.streams is not None:
             self.loader.start(progress.epoch, progress.step)
+        self._at = _At.BETWEEN_STEPS
 
     def stop_if_due(self) -> None:
         """Note why the training ends after this step, if it does."""
@@ -270,12 +352,15 @@ class Trainer:
             self.checkpointer.save(self.progress, due)
 
     def _all_state(self) -> TrainingState:
-        state, streams = TrainingState(), self.loader.streams
+        state, loader = TrainingState(), self.loader
         self.learner.add_to(state)
-        if streams is not None:
-            state.add(STREAMS, partial(streams.captured_everywhere, self.group), streams.restore)
+        if loader.streams is not None:
+            state.add(STREAMS, self._capture_streams, loader.streams.restore)
         state.add("progress", self.progress.capture, self.progress.restore)
         return state
+
+    def _capture_streams(self) -> dict[str, Any]:
+        return self.loader.capture_streams(self.progress.step)
 
     def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
         """The micro-batch's loss times its share of the step's samples, or what its weight is."""

@@ -73,9 +73,9 @@ class TrainRecords:
     """Records each step and each validation in the journal, and shows them in live.json."""
 
     def __init__(
-        self, writer: RunWriter, config: TrainConfig, plan: StepPlan, *, is_enabled: bool
+        self, writer: RunWriter, config: TrainConfig, plan: StepPlan, *, shows_live: bool
     ) -> None:
-        self.journal = JournalBuffer(writer, is_enabled=is_enabled)
+        self.journal = JournalBuffer(writer, shows_live=shows_live)
         self.clock = TrainClock()
         self.first_step = 0
         """The step after which this attempt began."""

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
-from torch.distributed import DistError
+import torch
 
 from train_core.config import TrainConfig
-from train_core.errors import EvertrainError, UserCodeError, words_of
-from train_core.rank.distributed.group import Group
+from train_core.errors import AttemptLostError, EvertrainError, UserCodeError, words_of
+from train_core.quick_imports import import_for_optimizers
+from train_core.rank.distributed.group import (
+    Group,
+    follows_from_another_end,
+    is_of_another_rank,
+    use_deterministic_algorithms,
+)
 from train_core.rank.distributed.rendezvous import Membership, process_group
 from train_core.rank.distributed.stop_requests import PostedByDriver
 from train_core.rank.loop import Trainer
+from train_core.rank.memory import Memory
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import set_up_logging
 from train_core.transient_errors import passes_by_itself
+
+_MEMORY = Memory()
+"""What this process remembers."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,39 +44,108 @@ class RankEnd:
     """The step of the newest commit, as far as this rank knows: rank 0 does."""
 
 
-def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> RankEnd:
+def train(
+    url: str,
+    config: TrainConfig,
+    attempt: int,
+    own: Membership,
+    trainer: Callable[..., Trainer] = Trainer,
+) -> RankEnd:
     """Train the run at `url` to its end, as one rank of an attempt.
 
+    A process that has lost another rank ends all of the attempt, and keeps its state for the next.
     Raises UserCodeError with the traceback for what the workload's code raises, and
     ConnectionError for what follows from the end of another rank, or passes by itself.
     """
     set_up_logging(sys.stderr)
-    # What was imported stays: going through it for garbage would stop the loop for 0.2 s at times.
-    gc.collect()
-    gc.freeze()
+    _freeze_what_was_imported()
+    _modes_at_first().set()
     try:
-        with process_group(own, uses_gpu=config.uses_gpu):
-            group = Group.current(uses_gpu=config.uses_gpu)
-            folder, source = RunFolder.at(url), PostedByDriver(own)
-            trainer = Trainer(folder, config, attempt, group, stop_source=source)
-            trainer.run()
-            newest = trainer.checkpointer.newest
-            return RankEnd(trainer.has_saved, newest.step if newest else 0)
+        return _train(url, config, attempt, own, trainer)
     except EvertrainError:
         raise
     # A SystemExit is a workload's own sys.exit(), which would end the worker, and never Ray's: its
     # handler of SIGTERM raises one in the process's main thread, and a rank runs in another.
     except (Exception, SystemExit) as error:
         where = f"rank {own.rank}"
-        if follows_from_another_end(error) or passes_by_itself(error):
-            raise ConnectionError(f"{where}: {words_of(error)}") from error
-        raise UserCodeError.raised_by("train", where, error, traceback.format_exc()) from error
+        if not (follows_from_another_end(error) or passes_by_itself(error)):
+            raise UserCodeError.raised_by("train", where, error, traceback.format_exc()) from error
+        kind = AttemptLostError if is_of_another_rank(error) else ConnectionError
+        told = kind(f"{where}: {words_of(error)}")
+        _log.debug("the attempt broke", exc_info=True)
+        _clear_frames(error)
+    # Here, where no error keeps the frames, and they the sockets of the group.
+    gc.collect()
+    raise told
 
 
-def follows_from_another_end(error: BaseException) -> bool:
-    """Whether another process's end is what broke this rank, and no bug of the user's."""
-    if isinstance(error, (ConnectionError, DistError)):
-        return True
-    # Neither gloo nor the DataLoader has a type of its own; gloo names the place in its source.
-    markers = ("/gloo/", "DataLoader worker (pid")
-    return type(error) is RuntimeError and any(words in str(error) for words in markers)
+def prepare(url: str, config: TrainConfig) -> None:
+    """Load the run's data, for this process to become one of its ranks at once."""
+    set_up_logging(sys.stderr)
+    folder = RunFolder.at(url)
+    # What a dataset computes has the bits that it has in a rank.
+    torch.set_num_threads(config.threads_per_worker)
+    use_deterministic_algorithms(config, torch.device("cpu"), folder.record().step_rules)
+    _MEMORY.turn_to(url)
+    _MEMORY.load(folder, config).check()
+    import_for_optimizers()
+    _freeze_what_was_imported()
+
+
+def _train(
+    url: str, config: TrainConfig, attempt: int, own: Membership, made_by: Callable[..., Trainer]
+) -> RankEnd:
+    _MEMORY.turn_to(url)
+    if config.compile:
+        # After a few compilations of one function in one process, torch runs it as it is.
+        torch.compiler.reset()
+    with process_group(own, uses_gpu=config.uses_gpu):
+        group = Group.current(uses_gpu=config.uses_gpu)
+        folder, source = RunFolder.at(url), PostedByDriver(own)
+        trainer = made_by(folder, config, attempt, group, stop_source=source, memory=_MEMORY)
+        try:
+            trainer.run()
+        except BaseException:
+            trainer.keep()
+            raise
+        # The process may evaluate next.
+        _MEMORY.turn_to("")
+        newest = trainer.checkpointer.newest
+        return RankEnd(trainer.has_saved, newest.step if newest else 0)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of what the frames that the error passed through refer to."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+@dataclass(frozen=True)
+class _Modes:
+    """What an attempt may leave otherwise in a process, beside what its trainer sets."""
+
+    dtype: torch.dtype
+    has_grad: bool
+    has_autocast: bool
+
+    def set(self) -> None:
+        """Let the next attempt begin with them."""
+        torch.set_default_dtype(self.dtype)
+        torch.set_grad_enabled(self.has_grad)
+        torch.set_autocast_enabled("cpu", self.has_autocast)
+
+
+@cache
+def _modes_at_first() -> _Modes:
+    """Those of this process before its first attempt."""
+    return _Modes(
+        torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+    )
+
+
+@cache
+def _freeze_what_was_imported() -> None:
+    """Going through it for garbage would stop the loop for 0.2 s at times."""
+    gc.collect()
+    gc.freeze()

@@ -38,6 +38,7 @@ def validate(
 
     def go_on() -> None:
         watchdog.move()
+        stop_requests.check_lost()
         if stop_requests.is_asked:
             raise _AskedToStopError
 

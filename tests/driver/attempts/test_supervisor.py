@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,33 @@ def test_a_new_checkpoint_makes_the_count_begin_anew(
     assert supervised.train(TrainConfig(**ASKED), launcher).manifest.step == STEPS
     assert launcher.attempts == list(range(1, 9))
     assert digest_of_training(folder) == digest_of_training(undisturbed)
+
+
+class LeavesFiles(LosesAttempts):
+    """A launcher whose attempts leave a file without a commit, and processes that wait."""
+
+    def __init__(self, *lost_at: int) -> None:
+        super().__init__(*lost_at)
+        self.found: list[int] = []
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        store = attempt.folder.store
+        self.found.append(sum(store.exists(key(number)) for number in range(1, attempt.number)))
+        store.write(key(attempt.number), b"half of a checkpoint")
+        return replace(super().run(attempt), has_survivors=True)
+
+
+def key(attempt: int) -> str:
+    return f"checkpoints/step-00000003-a{attempt:04}/model.safetensors"
+
+
+def test_processes_that_wait_do_not_wait_for_what_is_deleted(
+    supervised: Supervisor, folder: RunFolder
+) -> None:
+    launcher = LeavesFiles(2, 4)
+    supervised.train(TrainConfig(**ASKED), launcher)
+    assert launcher.found == [0, 1, 2]
+    assert [folder.store.exists(key(number)) for number in (1, 2)] == [False, False]
 
 
 class StandsStill:

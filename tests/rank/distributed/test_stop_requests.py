@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
+from train_core.errors import AttemptLostError
 from train_core.policy.restarts import Asked
-from train_core.rank.distributed.stop_requests import StopRequests
+from train_core.rank.distributed.rendezvous import LOOPBACK, RendezvousStore
+from train_core.rank.distributed.stop_requests import LOST, PostedByDriver, StopRequests
 from train_core.storage.coordination.stop_request import StopRequest
 from train_core.timing import StopTiming
 
@@ -70,3 +74,15 @@ def test_ranks_are_sent_what_came_before_and_what_could_not_be_sent() -> None:
     requests.poll()
     requests.poll()
     assert received == [END]
+
+
+def test_a_rank_learns_that_the_attempt_is_lost() -> None:
+    store = RendezvousStore(LOOPBACK)
+    requests = StopRequests(PostedByDriver(store.membership("run/1", 0, 2, 0)), poll_s=1)
+    requests.poll()
+    requests.check_lost()
+    store.post("run/1", LOST, "rank 1 died")
+    requests.poll()
+    with pytest.raises(AttemptLostError, match="rank 1 died"):
+        requests.check_lost()
+    assert not requests.is_asked

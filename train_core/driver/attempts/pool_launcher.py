@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 
-from train_core.cluster.outcomes import values
-from train_core.cluster.pool import WorkerPool
+import psutil
+
+from train_core.cluster.outcomes import (
+    DiedAtStartError,
+    Outcome,
+    first_cause,
+    is_survivor,
+    values,
+)
+from train_core.cluster.pool import Spares, WorkerPool
 from train_core.cluster.rank_order import Rank
 from train_core.cluster.resources import drained_under_workers
 from train_core.cluster.runtime import driver_host
 from train_core.cluster.scaling import ClusterWatch, number_of_workers, room_for
 from train_core.config import LOCAL, TrainConfig
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
-from train_core.entry_points import TRAIN
+from train_core.entry_points import PREPARE, TRAIN
 from train_core.policy.membership import keeps_workers
 from train_core.policy.restarts import Ended
 from train_core.rank.distributed.rendezvous import Membership, RendezvousStore
-from train_core.rank.distributed.stop_requests import post_stop
+from train_core.rank.distributed.stop_requests import LOST, post_stop
 
 _SMALLER_TRAINING = (
     "begin another run, with init_from, more accumulation_steps and a smaller batch_size"
 )
+_FREE_BYTES = 2e9
+"""How much free memory is room for a spare that nobody asked for."""
 _log = logging.getLogger("train_core.driver")
 
 
@@ -31,13 +42,17 @@ def is_fixed(config: TrainConfig) -> bool:
 
 
 class PoolLauncher:
-    """Runs attempts on a pool, with as many workers as there is room for."""
+    """Runs attempts on a pool, with as many workers as there is room for.
 
-    def __init__(self, pool: WorkerPool) -> None:
+    `function` is what each rank runs.
+    """
+
+    def __init__(self, pool: WorkerPool, function: str = TRAIN) -> None:
         self._pool = pool
+        self._function = function
 
     def run(self, attempt: Attempt) -> AttemptOutcome:
-        """Run the ranks until they end; where one died, all are replaced."""
+        """Run the ranks until they end; one that died is replaced, or all are (`_can_go_on`)."""
         try:
             store = RendezvousStore(driver_host(attempt.config))
             attempt.requests.send_by(partial(post_stop, store, _group(attempt)))
@@ -47,7 +62,8 @@ class PoolLauncher:
             return self._train_where_there_is_room(store, attempt)
         except ConnectionError as error:
             if is_fixed(attempt.config):
-                self._pool.replace_all()
+                dead = error.slots if isinstance(error, DiedAtStartError) else None
+                self._pool.replace(dead if _can_go_on(attempt.config) else None)
             else:
                 # How many there is room for is seen once these are gone.
                 self._pool.end_workers()
@@ -84,11 +100,56 @@ class PoolLauncher:
             own = store.membership(_group(attempt), rank.rank, rank.world_size, rank.device)
             return attempt.folder.url, config, attempt.number, own
 
-        outcomes = self._pool.run_ranks(TRAIN, arguments, check=attempt.check_stop)
-        of_ranks = {f"rank {rank}": one for rank, one in enumerate(outcomes.values())}
-        # `TRAIN` gives how each rank ended; rank 0 knows what was committed.
-        first, *_ = values(of_ranks, _SMALLER_TRAINING)
+        def end_others(outcomes: Mapping[int, Outcome]) -> bool:
+            cause = first_cause(_by_rank(outcomes), _SMALLER_TRAINING)
+            is_lost = _can_go_on(config) and isinstance(cause, ConnectionError)
+            if is_lost:
+                # Some may be in no collective, which would tell them.
+                store.post(_group(attempt), LOST, str(cause))
+            return is_lost
+
+        outcomes = self._pool.run_ranks(
+            self._function,
+            arguments,
+            check=attempt.check_stop,
+            end_others=end_others,
+            # A rank that waits for others to join is told in no other way.
+            cut_off=store.close,
+            spares=_spares(attempt, config),
+        )
+        try:
+            # It gives how each rank ended; rank 0 knows what was committed.
+            first, *_ = values(_by_rank(outcomes), _SMALLER_TRAINING)
+        except ConnectionError as error:
+            if not _can_go_on(config):
+                raise
+            self._pool.replace({s for s, one in outcomes.items() if not is_survivor(one)})
+            has_survivors = any(map(is_survivor, outcomes.values()))
+            return AttemptOutcome(Ended.LOST, error, has_survivors=has_survivors)
         return AttemptOutcome(given_up_at=None if first.has_saved else first.saved_step)
+
+
+def _can_go_on(config: TrainConfig) -> bool:
+    """Whether processes that have lost a rank can train on.
+
+    Not on GPUs, as no group of nccl's can be left that has lost a rank; and not sharded models, of
+    which nobody else has what a dead rank had.
+    """
+    return is_fixed(config) and not config.uses_gpu and config.strategy != "fsdp"
+
+
+def _spares(attempt: Attempt, config: TrainConfig) -> Spares | None:
+    """The spares that the attempt is to have."""
+    if not _can_go_on(config):
+        return None
+    number = config.spares
+    if number is None:
+        number = int(psutil.virtual_memory().available >= _FREE_BYTES)
+    return Spares(number, PREPARE, (attempt.folder.url, config))
+
+
+def _by_rank(outcomes: Mapping[int, Outcome]) -> dict[str, Outcome]:
+    return {f"rank {rank}": one for rank, one in enumerate(outcomes.values())}
 
 
 def _group(attempt: Attempt) -> str:

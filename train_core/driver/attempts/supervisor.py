@@ -62,6 +62,8 @@ class AttemptOutcome:
     """What it ended with, unless in order."""
     given_up_at: int | None = None
     """The step of the newest commit, if the storage did not take the last one in time."""
+    has_survivors: bool = False
+    """Whether processes that lost another one wait for the next attempt."""
     keep_metrics: Callable[[int, StopReason], object] = lambda *_: None
     """Commits metrics that no checkpoint covers, in the name of the attempt of that number.
 
@@ -83,6 +85,7 @@ class Supervisor:
         self._folder, self._lease, self._timing = folder, held, timing
         self._grace_s = 0.0
         self._has_launched = False
+        self._has_orphans = False
         self._requests: StopRequests | None = None
         """The requests to the attempt that runs, or ran last."""
         self._is_stopping = threading.Event()
@@ -110,7 +113,7 @@ class Supervisor:
         outcome = AttemptOutcome()
         try:
             while not is_done:
-                number = self.begin_attempt()
+                number = self.begin_attempt(is_awaited=outcome.has_survivors)
                 outcome, asked = self._run(number, config, launcher)
                 before, newest = newest, self._newest_after(outcome, asked, newest)
                 end = AttemptEnd(
@@ -131,6 +134,7 @@ class Supervisor:
             # No attempt follows that would measure them again.
             outcome.keep_metrics(self._lease.attempt, why)
             raise
+        self._delete_orphans()
         assert newest is not None, "a training ends with a checkpoint"
         return newest
 
@@ -171,7 +175,7 @@ class Supervisor:
                 )
                 raise GaveUpError("train", message) from outcome.error
             case Next.RESTART:
-                _log.warning("begins again from the newest checkpoint: %s", outcome.error)
+                _log.warning("begins again: %s", outcome.error)
                 self._is_stopping.wait(decision.pause_s)
             case Next.MOVE | Next.DONE:
                 """Nothing keeps the next attempt, or the end."""
@@ -215,8 +219,11 @@ class Supervisor:
         """The newest committed checkpoint."""
         return self._folder.newest()
 
-    def begin_attempt(self) -> int:
-        """The number of the attempt to launch now. Earlier attempts can commit nothing any more."""
+    def begin_attempt(self, *, is_awaited: bool = False) -> int:
+        """The number of the attempt to launch now. Earlier attempts can commit nothing any more.
+
+        If it is awaited, what they left is deleted later.
+        """
         self._check_program()
         held = self._lease
         # A retried stage needs a new attempt too: an attempt never writes a step twice.
@@ -225,10 +232,18 @@ class Supervisor:
             # A request that came between two attempts is for this one.
             self._check_stop(before)
             next_attempt(self._folder, held)
-            delete_orphans_of_the_dead(RunWriter(self._folder, held.attempt))
+            self._has_orphans = True
+            if not is_awaited:
+                self._delete_orphans()
             self._check_stop(before)
         self._has_launched = True
         return held.attempt
+
+    def _delete_orphans(self) -> None:
+        """Delete what earlier attempts left without a commit, if it was not done yet."""
+        if self._has_orphans:
+            self._has_orphans = False
+            delete_orphans_of_the_dead(RunWriter(self._folder, self._lease.attempt))
 
     def _newest_after(
         self, outcome: AttemptOutcome, asked: Asked, before: Commit | None

@@ -38,7 +38,7 @@ class Committer:
         """The commit before the newest."""
         self._held: set[str] = set()
         """Checkpoints that ranks have been handed."""
-        self._journal = JournalBuffer(self.writer, is_enabled=True)
+        self._journal = JournalBuffer(self.writer, shows_live=True)
         self._journal.start()
         self._covered: list[Entry] = []
         """The entries of the newest commit, which the driver has not forgotten yet."""

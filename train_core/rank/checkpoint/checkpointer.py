@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -25,7 +26,8 @@ from train_core.policy.checkpoints.save_schedule import (
     save_due,
 )
 from train_core.policy.checkpoints.save_state import SaveState, SaveStatus
-from train_core.rank.checkpoint.journal_buffer import JournalBuffer
+from train_core.rank.checkpoint.journal_buffer import JournalBuffer, Uncommitted
+from train_core.rank.checkpoint.kept import Kept, Resumed, kept_state
 from train_core.rank.checkpoint.progress import Progress
 from train_core.rank.checkpoint.reader import Assembly
 from train_core.rank.checkpoint.restore import newest_good
@@ -34,8 +36,10 @@ from train_core.rank.checkpoint.storing_thread import Save, StoringThread
 from train_core.rank.distributed.control_message import RankRequests
 from train_core.rank.distributed.group import Group
 from train_core.rank.distributed.watchdog import Watchdog
+from train_core.storage.records.journal import Entry
+from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Commit
-from train_core.storage.run_writer import RunWriter
+from train_core.storage.run_writer import RunWriter, quarantine_damaged
 from train_core.timing import TIMING, SaveTiming
 
 _log = logging.getLogger(__name__)
@@ -49,7 +53,7 @@ class Checkpointer:
 
     `state` is all that the next step depends on, with the weights of `model`. `is_grace_over` says
     whether the training must end now; then no storage is waited for, and what would wait raises
-    NoTimeError.
+    NoTimeError. `check_lost` raises an error if another rank has died, which ends any wait.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Checkpointer:
         watchdog: Watchdog,
         timing: SaveTiming = TIMING.saving,
         is_grace_over: Callable[[], bool] = lambda: False,
+        check_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.newest: Commit | None = None
         """The newest commit. Known to rank 0, and to all after a resume."""
@@ -75,12 +80,15 @@ class Checkpointer:
         self._journal = journal
         self._watchdog = watchdog
         self._timing = timing
-        self._thread = StoringThread(run_writer, config, group, self._timing, is_grace_over)
+        self._thread = StoringThread(
+            run_writer, config, group, self._timing, is_grace_over, check_lost
+        )
         self._processors: tuple[str, ...] = ()
         self._status = SaveStatus()
         self._save: Save | None = None
         """The save that was begun last."""
         self._saved_step = -1
+        self._is_due = False
         self._saved_at = time.monotonic()
 
     def restore(self, assembly: Callable[[], Assembly]) -> Commit | None:
@@ -94,16 +102,41 @@ class Checkpointer:
             return None
         self.newest, state = found
         self._state.restore(state)
-        self._thread.continue_from(self.newest)
+        self._continue_from(self.newest, [])
         return self.newest
 
-    def start(self, saved_step: int, processors: tuple[str, ...]) -> None:
+    def restore_kept(self, kept: Kept | None) -> Resumed | None:
+        """Restore the state of the greatest step that a rank has kept; None if there is none.
+
+        The newest commit is the one that the journal continues, and is not read.
+        """
+        if not any(self._group.gather(kept is not None)):
+            return None
+        folder = self._run_writer.folder
+        commits = self._group.call_on_rank0(partial(quarantine_damaged, folder))
+        newest = commits[-1] if commits else None
+        found = kept_state(kept, newest.name if newest else None, self._group)
+        if found is not None:
+            self._state.restore(found.state)
+            self._continue_from(newest, found.entries)
+        return found
+
+    @property
+    def validated(self) -> CheckpointName | None:
+        """The checkpoint that was begun last, if it has a validation."""
+        if self._save is None or not self._save.facts.validated:
+            return None
+        return CheckpointName(self._save.facts.step, self._save.facts.attempt)
+
+    def start(self, saved_step: int, processors: tuple[str, ...], *, is_due: bool = False) -> None:
         """Go on from here; the state of `saved_step` needs no checkpoint.
 
-        -1: also a checkpoint of the current step is taken if one is due. `processors` are those
-        that the training was computed on until here, this one included.
+        -1: also a checkpoint of the current step is taken if one is due; with `is_due`, one is
+        after the next step in any case. `processors` are those that the training was computed on
+        until here, this one included.
         """
         self._processors = processors
+        self._is_due = is_due
         self._saved_step = saved_step
         self._saved_at = time.monotonic()
 
@@ -119,7 +152,7 @@ class Checkpointer:
         is_due = is_due_by_clock(self.rules, since_last_s=since_last_s, is_busy=is_busy)
         return RankRequests(
             is_due_by_clock=self._group.is_rank0 and is_due,
-            is_retry_due=self._status.is_retry_due(now, self._timing.retry_s),
+            is_retry_due=self._is_due or self._status.is_retry_due(now, self._timing.retry_s),
             is_busy=is_busy,
         )
 
@@ -192,7 +225,8 @@ class Checkpointer:
         if self._status.failed_at is not None and self._group.is_rank0:
             _log.warning("checkpoints are saved again, after step %d", self._status.step)
         self._status = self._status.stored()
-        self._journal.forget(self._save.entries)
+        if self._thread.announced is not None:
+            self._journal.uncommitted.commit(self._thread.announced)
 
     def finish(self, progress: Progress) -> None:
         """See the last checkpoint committed; where that fails, all ranks try again together.
@@ -218,6 +252,7 @@ class Checkpointer:
         self._thread.close(timeout_s)
 
     def _begin(self, progress: Progress, *, is_scheduled: bool) -> None:
+        self._is_due = False
         state = self._state.capture()
         frozen, parameters = frozen_paths(self._model), parameter_paths(self._model)
         self.wait()
@@ -226,10 +261,18 @@ class Checkpointer:
         attempt, processors = self._run_writer.attempt, self._processors
         facts = progress.facts(attempt, processors, is_scheduled=is_scheduled)
         number = self._save.number + 1 if self._save else 1
+        self._journal.uncommitted.cover(CheckpointName(progress.step, attempt))
         self._save = Save(number, facts, list(self._journal.pending), self.newest)
         self._status = self._status.began(progress.step, begin)
         self._thread.start(self._save)
         self._journal.count(metric_names.CHECKPOINT_BLOCKED_S, time.monotonic() - begin)
+
+    def _continue_from(self, newest: Commit | None, entries: list[Entry]) -> None:
+        """Let the journal go on with these entries after the newest commit."""
+        self.newest = newest
+        self._journal.uncommitted = Uncommitted(newest.name if newest else None, entries)
+        if newest is not None:
+            self._thread.continue_from(newest)
 
     def _wait_for_room(self) -> None:
         """Wait for the checkpoint in flight, and count that the next one was held up."""

@@ -1,4 +1,4 @@
-"""Rank 0's journal entries that no checkpoint covers yet, and live.json about the newest step."""
+"""Journal entries that no checkpoint covers yet, and live.json about the newest step."""
 
 from __future__ import annotations
 
@@ -7,25 +7,62 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from train_core.errors import StorageError
 from train_core.storage.records.journal import Entry, finite
+from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_writer import RunWriter
 
 _LIVE_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class JournalBuffer:
-    """Collects journal entries until a checkpoint covers them; shows the newest in live.json.
+@dataclass
+class Uncommitted:
+    """The entries after a commit, and how many of them each later checkpoint covers.
 
-    `start` begins to write live.json in a background thread.
+    Every rank has them, so that they outlive rank 0, which commits them.
     """
 
-    def __init__(self, writer: RunWriter, *, is_enabled: bool) -> None:
-        self.pending: list[Entry] = []
-        self._is_enabled = is_enabled
+    follows: CheckpointName | None = None
+    """The commit that covers all earlier entries; None: there are no earlier ones."""
+    entries: list[Entry] = field(default_factory=list)
+    _covered: dict[CheckpointName, int] = field(default_factory=dict)
+
+    def cover(self, checkpoint: CheckpointName) -> None:
+        """Note that this checkpoint, once it is committed, covers the entries so far."""
+        self._covered[checkpoint] = len(self.entries)
+
+    def after(self, commit: CheckpointName | None) -> list[Entry] | None:
+        """The entries that follow this commit; None if they are not known."""
+        if commit == self.follows:
+            return list(self.entries)
+        if commit not in self._covered:
+            return None
+        return self.entries[self._covered[commit] :]
+
+    def commit(self, checkpoint: CheckpointName) -> None:
+        """Drop the entries that this checkpoint covers; it is committed, and may be known so."""
+        count = self._covered.pop(checkpoint, None)
+        if count is None:
+            return
+        del self.entries[:count]
+        self._covered = {name: n - count for name, n in self._covered.items() if n >= count}
+        self.follows = checkpoint
+
+
+class JournalBuffer:
+    """Collects journal entries until a checkpoint covers them.
+
+    With `shows_live`, which one rank has, `start` begins to write the newest to live.json in a
+    background thread.
+    """
+
+    def __init__(self, writer: RunWriter, *, shows_live: bool) -> None:
+        self.uncommitted = Uncommitted()
+        self._shows_live = shows_live
         self._writer = writer
         self._counters: dict[str, float] = {}
         self._notes: dict[str, str] = {}
@@ -35,8 +72,13 @@ class JournalBuffer:
 
     def start(self) -> None:
         """Start the thread that writes live.json."""
-        if self._is_enabled:
+        if self._shows_live:
             self._thread.start()
+
+    @property
+    def pending(self) -> list[Entry]:
+        """The entries that no commit covers, as far as is known."""
+        return self.uncommitted.entries
 
     def add(
         self,
@@ -48,18 +90,17 @@ class JournalBuffer:
         by_rank: Mapping[str, dict[str, float | None]] | None = None,
     ) -> None:
         """Record what was measured; training functions alone give `texts` and `by_rank`."""
-        if self._is_enabled:
-            all_rates, self._counters = {**self._counters, **(rates or {})}, {}
-            all_texts, self._notes = {**self._notes, **(texts or {})}, {}
-            entry = Entry(
-                step=step,
-                time=time.time(),
-                metrics=finite(metrics),
-                rates=all_rates,
-                texts=all_texts,
-                by_rank=dict(by_rank or {}),
-            )
-            self.pending.append(entry)
+        all_rates, self._counters = {**self._counters, **(rates or {})}, {}
+        all_texts, self._notes = {**self._notes, **(texts or {})}, {}
+        entry = Entry(
+            step=step,
+            time=time.time(),
+            metrics=finite(metrics),
+            rates=all_rates,
+            texts=all_texts,
+            by_rank=dict(by_rank or {}),
+        )
+        self.pending.append(entry)
 
     def note(self, name: str, text: str) -> None:
         """Say this of the machine with the next entry."""

@@ -135,7 +135,7 @@ class Snapshot:
         local = {path: _local(tensor) for path, tensor in tensors.items()}
         # All of them, on every rank: what one rank cannot store, all refuse.
         for path, tensor in local.items():
-            _format_name(path, tensor.dtype)
+            format_name(path, tensor.dtype)
         self._sizes = {path: tensor.nbytes for path, tensor in local.items()}
         infos = [TensorInfo(path, size, path in frozen) for path, size in self._sizes.items()]
         group = self._group
@@ -174,7 +174,7 @@ class Snapshot:
         file = lay_out(
             {
                 path.removeprefix(f"{part}/"): (
-                    _format_name(path, tensors[path].dtype),
+                    format_name(path, tensors[path].dtype),
                     tuple(_local(tensors[path]).shape),
                 )
                 for path in planned.paths
@@ -192,7 +192,7 @@ class Snapshot:
 def check_savable(state: Any) -> None:
     """Raise WorkloadError, with the place, if a checkpoint cannot have the state."""
     for path, tensor in pack(state)[1].items():
-        _format_name(path, tensor.dtype)
+        format_name(path, tensor.dtype)
 
 
 def tensors_in(buffer: Tensor, file: TensorFile) -> dict[str, Tensor]:
@@ -235,7 +235,8 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_distributed(tensor) else tensor
 
 
-def _format_name(path: str, dtype: torch.dtype) -> str:
+def format_name(path: str, dtype: torch.dtype) -> str:
+    """The type's name in a file. Raises WorkloadError, with the tensor's path, if it has none."""
     if dtype not in _FORMAT_NAMES:
         raise WorkloadError(
             f"the state's tensor {path} is of {dtype}, which safetensors lacks: keep it in another "

@@ -69,6 +69,7 @@ class StoringThread:
 
     The training's own thread calls the public methods; the private ones run in this thread.
     `is_grace_over` says whether the training must end now: then nobody waits for a storage.
+    `check_lost` raises an error if the attempt is lost.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class StoringThread:
         group: Group,
         timing: SaveTiming,
         is_grace_over: Callable[[], bool],
+        check_lost: Callable[[], None],
     ) -> None:
         self.snapshot = Snapshot(config.shards, group)
         """The copy that is stored; the next one is taken when this thread is idle."""
@@ -86,6 +88,7 @@ class StoringThread:
         self._group = group
         self._timing = timing
         self._is_grace_over = is_grace_over
+        self._check_lost = check_lost
         self._mailbox = RankMailbox(group)
         self._thread = ThreadPoolExecutor(1, "checkpointer")
         self._storing: Future[Commit | None] | None = None
@@ -95,6 +98,8 @@ class StoringThread:
         self._insists_until = 0.0
         self._stored: dict[str, str] = {}
         """Keys of files that are stored already, by digest: those of the last checkpoint."""
+        self.announced: CheckpointName | None = None
+        """The newest commit of this attempt that this rank knew as its last save began."""
         self._given_up: list[CheckpointName] = []
         """Checkpoints that were begun and, as far as is known, not committed."""
 
@@ -143,6 +148,7 @@ class StoringThread:
     def _in_time(self, work: Future[_T]) -> _T:
         """The result of this thread's work, for another thread. Raises NoTimeError."""
         while not futures.wait([work], _POLL_S).done:
+            self._check_lost()
             if self._is_grace_over():
                 raise NoTimeError("the storage does not take the checkpoint in time")
         return work.result()
@@ -155,6 +161,7 @@ class StoringThread:
         insist_s = min(self._timing.insist_s, self._config.max_unsaved_s or math.inf)
         self._insists_until = time.monotonic() + (insist_s if save.facts.validated else 0)
         if not self._group.is_rank0:
+            self.announced = CheckpointName.parse(self._mailbox.announced())
             self._store_share(folder, save)
             return None
         try:
@@ -165,6 +172,8 @@ class StoringThread:
         except BaseException:
             self._given_up.append(name)
             raise
+        self.announced = name
+        self._mailbox.announce(str(name))
         delete_superseded(self.run_writer, self._config)
         return committed
 

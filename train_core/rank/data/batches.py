@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from functools import partial
 from typing import Any, TypeVar
 
@@ -87,15 +88,26 @@ class StreamBatches:
         self._config = config
         self._parts: dict[int, ShardStream] = {}
         self._restored: dict[str, Any] = {}
+        self.known: dict[str, Any] = {}
+        """The newest positions of all shards that this rank knows; empty: an epoch's beginning."""
 
-    def batches(self, epoch: int, shards: range, passes: Iterable[Pass]) -> Iterator[PlannedBatch]:
-        """An epoch's passes with their batches; after `restore` from the restored positions."""
+    def batches(
+        self, epoch: int, shards: range, skipped: Iterable[Pass], passes: Iterable[Pass]
+    ) -> Iterator[PlannedBatch]:
+        """An epoch's passes with their batches; after `restore` from the restored positions.
+
+        The samples of `skipped` are read first, for nothing but to be beyond them.
+        """
         num_shards = self._config.shards
         self._parts = {shard: self._stream.shard(shard, num_shards, epoch) for shard in shards}
+        self.known = deepcopy(self._restored)
         for shard, part in self._parts.items():
             if self._restored:
                 part.load_state_dict(self._restored[str(shard)])
         self._restored = {}
+        for planned in skipped:
+            if planned.micro_batch is not None:
+                self._read(planned.micro_batch)
         return (
             (planned, {} if planned.micro_batch is None else self._batch(planned.micro_batch))
             for planned in passes
@@ -107,6 +119,7 @@ class StreamBatches:
         captured: dict[str, Any] = {}
         for of_rank in group.gather(here):
             captured |= of_rank
+        self.known = deepcopy(captured)
         return captured
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -114,11 +127,14 @@ class StreamBatches:
         self._restored = state
 
     def _batch(self, micro: MicroBatch) -> Batch:
-        with reading(partial("shard {} of the stream".format, micro.shard)):
-            columns = self._parts[micro.shard].read(len(micro.positions))
+        columns = self._read(micro)
         positions = np.arange(micro.positions.start, micro.positions.stop)
         random = SampleRandom(self._config.seed, micro.epoch, positions)
         return prepare(self._workload, columns, random, positions)
+
+    def _read(self, micro: MicroBatch) -> Columns:
+        with reading(partial("shard {} of the stream".format, micro.shard)):
+            return self._parts[micro.shard].read(len(micro.positions))
 
 
 class _SeededPerSample(WrappedDataset):

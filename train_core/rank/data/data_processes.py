@@ -25,6 +25,7 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from train_core.errors import (
@@ -102,6 +103,13 @@ def load_ahead(
 def end_processes(batches: Iterator[Any]) -> None:
     """End the processes that `load_ahead` started, also while a traceback still refers to them."""
     if isinstance(batches, _MultiProcessingDataLoaderIter):
+        # What they still fetch is not waited for; and they hold the sockets of the process group.
+        if batches._worker_pids_set:  # noqa: SLF001 (torch has no public way)
+            # Else torch takes it for their failure, in a handler of SIGCHLD.
+            signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined] # noqa: SLF001
+            batches._worker_pids_set = False  # noqa: SLF001
+        for process in batches._workers:  # noqa: SLF001
+            process.kill()
         batches._shutdown_workers()  # noqa: SLF001 (torch has no public way)
 
 

@@ -35,25 +35,37 @@ class TrainLoader:
         self._has_equal_passes = has_equal_passes
         self.streams = StreamBatches(workload, dataset, config) if is_stream(dataset) else None
         """The training split, if it is a stream."""
+        self.known_at = 0
+        """The number of steps after which its shards had the positions that all ranks know."""
         self._batches = None if is_stream(dataset) else TrainBatches(workload, dataset, config.seed)
         self._loaded: Iterator[PlannedBatch | EvertrainError] = iter(())
 
-    def start(self, epoch: int, step: int) -> None:
+    def start(self, epoch: int, step: int, known_at: int | None = None) -> None:
         """Start to fetch after `step` steps, to the end of the training or of a stream's epoch.
 
-        So the processes that fetch ahead start once and go on during validation.
+        So the processes that fetch ahead start once and go on during validation. The positions of
+        streams that were restored are those after `known_at` steps, by default `step`.
         """
         if self.streams is not None:
-            passes = self._passes(step, epoch + 1)
-            self._loaded = self.streams.batches(epoch, self.shards, passes)
+            self.known_at = step if known_at is None else known_at
+            skipped = self._passes(self.known_at, step)
+            passes = self._passes(step, (epoch + 1) * self.plan.steps_per_epoch)
+            self._loaded = self.streams.batches(epoch, self.shards, skipped, passes)
         else:
             assert self._batches is not None
             self._loaded = load_ahead(
                 self._batches,
-                self._passes(step, self._config.epochs),
+                self._passes(step, self._config.epochs * self.plan.steps_per_epoch),
                 num_processes=self._config.data_workers,
                 device=self._group.device,
             )
+
+    def capture_streams(self, step: int) -> dict[str, Any]:
+        """The positions of all shards' streams after so many steps; all ranks call it together."""
+        assert self.streams is not None
+        found = self.streams.captured_everywhere(self._group)
+        self.known_at = step
+        return found
 
     def batches_of(self, shard: int) -> Iterator[tuple[MicroBatch, Batch, bool]]:
         """The next step's micro-batches of a shard with their batches, and whether it is the last.
@@ -76,9 +88,9 @@ class TrainLoader:
         end_processes(self._loaded)
         self._loaded = iter(())
 
-    def _passes(self, first_step: int, last_epoch: int) -> Iterator[Pass]:
-        """The passes that this rank computes from a step to the end of an epoch."""
-        for step in range(first_step, last_epoch * self.plan.steps_per_epoch):
+    def _passes(self, first_step: int, last_step: int) -> Iterator[Pass]:
+        """The passes that this rank computes from a step to another one."""
+        for step in range(first_step, last_step):
             epoch, step_in_epoch = divmod(step, self.plan.steps_per_epoch)
             if self._has_equal_passes:
                 # Each pass gathers the weights from all ranks, so all have to do equally many.

@@ -76,6 +76,7 @@ class Buffers:
         self._model = model
         self._group = group
         self._has_several = num_local_shards > 1
+        self._keeps_start = self._has_several or group.world_size > 1
         self._start = _Taken([], [], [])
         self._of_shard_0 = _Taken([], [], [])
         self._described: list[_Described] = []
@@ -89,13 +90,18 @@ class Buffers:
         self._flat, self._views = self._memory()
         """The values of what is described, with the byte behind them; each one's place there."""
 
+    def begin_passes(self) -> None:
+        """Keep the values for `undo_passes`, and for each shard to start from."""
+        if self._keeps_start:
+            self._start = self._take()
+
+    def undo_passes(self) -> None:
+        """Take the values again that the buffers had before the passes that began last."""
+        self._put_back(self._start)
+
     def begin_shard(self, *, is_first_here: bool) -> None:
         """Start a shard from the step's first values."""
-        if not self._has_several:
-            return
-        if is_first_here:
-            self._start = self._take()
-        else:
+        if self._has_several and not is_first_here:
             self._put_back(self._start)
 
     def end_shard(self, shard: int) -> None:

@@ -84,11 +84,15 @@ class ControlMessage:
             self._work.wait()
         self._received = HostCopy(self._values)
 
-    def read(self) -> Received:
-        """Wait for the messages of all ranks."""
-        assert self._received is not None, "read() before send()"
+    def wait(self) -> None:
+        """Wait for the messages of all ranks. Of a GPU, the stream waits already."""
         if self._work is not None and not self._values.is_cuda:
             self._work.wait()
+
+    def read(self) -> Received:
+        """Wait for the messages of all ranks, and give what they say."""
+        assert self._received is not None, "read() before send()"
+        self.wait()
         values = self._received.tolist()
         losses, requests = values[: self._num_shards], values[self._num_shards :]
         return Received(sum(losses), RankRequests(*(number > 0 for number in requests)))

@@ -12,11 +12,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from train_core.config import TrainConfig
-from train_core.errors import EvertrainError
+from train_core.errors import AttemptLostError, EvertrainError
 
 _PIECE_BYTES = 64 * 2**20
 
 T = TypeVar("T")
+
+
+def follows_from_another_end(error: BaseException) -> bool:
+    """Whether another process's end is what broke this rank, and no bug of the user's."""
+    if isinstance(error, ConnectionError) or is_of_another_rank(error):
+        return True
+    # The DataLoader has no type of its own.
+    return type(error) is RuntimeError and "DataLoader worker (pid" in str(error)
+
+
+def is_of_another_rank(error: BaseException) -> bool:
+    """Whether another rank's end is what broke this one, which is as good as before."""
+    if isinstance(error, (AttemptLostError, dist.DistError)):
+        return True
+    # gloo has no type of its own, and names the place in its source.
+    return type(error) is RuntimeError and "/gloo/" in str(error)
 
 
 def use_deterministic_algorithms(
@@ -115,8 +131,12 @@ class Group:
 
     def broadcast_from_rank0(self, value: T) -> T:
         """Rank 0's value, on every rank."""
+        return self.broadcast(value, source=0)
+
+    def broadcast(self, value: T, *, source: int) -> T:
+        """The value of rank `source`, on every rank."""
         if self.world_size == 1:
             return value
         values = [value]
-        dist.broadcast_object_list(values, src=0)
+        dist.broadcast_object_list(values, src=source)
         return values[0]

@@ -18,6 +18,10 @@ from train_core.rank.distributed.group import Group
 from train_core.rank.distributed.rendezvous import RendezvousStore, own_address
 
 _POLL_S = 0.02
+_LAST_S = 0.25
+"""How long messages that are on their way are waited for, once nobody waits for others."""
+_COMMITTED = "committed"
+"""The key of the newest commit's name."""
 
 
 class RankMailbox:
@@ -40,6 +44,17 @@ class RankMailbox:
         if self._store is not None:
             self._store.set(f"{save}/{self._group.rank}", json.dumps(message))
 
+    def announce(self, commit: str) -> None:
+        """Tell the other ranks the name of the newest commit; rank 0 does."""
+        if self._store is not None:
+            self._store.set(_COMMITTED, commit)
+
+    def announced(self) -> str:
+        """The name of the newest commit that rank 0 has announced; empty: none yet."""
+        if self._store is None or not self._store.check([_COMMITTED]):
+            return ""
+        return str(self._store.get(_COMMITTED).decode())
+
     def collect(
         self, save: int, *, timeout_s: float, give_up: threading.Event
     ) -> list[dict[str, Any]]:
@@ -57,7 +72,7 @@ class RankMailbox:
                     f"ranks {missing} did not store their files within {timeout_s:g} s"
                 )
             if give_up.wait(_POLL_S):
-                timeout_s = min(timeout_s, time.monotonic() - begin + 1)
+                timeout_s = min(timeout_s, time.monotonic() - begin + _LAST_S)
                 time.sleep(_POLL_S)
         found = [json.loads(self._store.get(key)) for key in keys.values()]
         for key in keys.values():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -74,9 +75,17 @@ class Reducer:
         )
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._learns = True
+        # No collector of garbage sees that the parameters refer to their hooks, and so would to the
+        # process group.
+        on_gradient = WeakMethod(self._on_gradient)
+
+        def listen(parameter: Tensor) -> None:
+            if (method := on_gradient()) is not None:
+                method(parameter)
+
         # A rank alone sends nothing while backward goes on.
         self._hooks = [
-            p.register_post_accumulate_grad_hook(self._on_gradient)
+            p.register_post_accumulate_grad_hook(listen)
             for bucket in self._buckets
             for p in bucket.parameters
             if self._group.world_size > 1

@@ -19,7 +19,9 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import _get_default_store, _world
+
+from train_core.rank.distributed.group import is_of_another_rank
 
 LOOPBACK = "127.0.0.1"
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -52,7 +54,7 @@ class RendezvousStore:
         listening = socket.socket()
         listening.bind((host, 0))
         self.address = str(listening.getsockname()[0]), int(listening.getsockname()[1])
-        self._store = TCPStore(
+        self._store: TCPStore | None = TCPStore(
             self.address[0],
             self.address[1],
             is_master=True,
@@ -65,16 +67,26 @@ class RendezvousStore:
         """What a process needs to become that rank of the group."""
         return Membership(*self.address, group, rank, world_size, device)
 
-    def post(self, group: str, key: str, value: str) -> None:
-        """Give a key of the group its value."""
+    def close(self) -> None:
+        """Listen no more: who waits for a key gets an error."""
         with self._one_at_a_time:
-            PrefixStore(group, self._store).set(key, value)
+            self._store = None
+
+    def post(self, group: str, key: str, value: str) -> None:
+        """Give a key of the group its value. Raises ConnectionError if it is closed."""
+        with self._one_at_a_time:
+            PrefixStore(group, self._open()).set(key, value)
 
     def read(self, group: str, key: str) -> str | None:
         """The value of a key of the group; None if it has none."""
         with self._one_at_a_time:
-            store = PrefixStore(group, self._store)
+            store = PrefixStore(group, self._open())
             return str(store.get(key).decode()) if store.check([key]) else None
+
+    def _open(self) -> TCPStore:
+        if self._store is None:
+            raise ConnectionError("the store is closed")
+        return self._store
 
 
 def connect(own: Membership, timeout: timedelta = CONNECT_TIMEOUT) -> PrefixStore:
@@ -95,11 +107,15 @@ def own_address() -> str:
 def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
     """Be a rank of the group within the block.
 
-    A group that broke is not torn down: its process is about to end.
+    A group of CPUs is left if another rank's end has broken it. Otherwise a group that broke is not
+    torn down, which may hang: its process is about to end.
     """
     choose_interfaces(own.host)
     if uses_gpu:
         torch.cuda.set_device(own.device)
+    # torch names a group by how many this process has begun, also those that were not joined, and
+    # finds the others by that name.
+    _world.group_count = 0
     dist.init_process_group(
         "nccl" if uses_gpu else "gloo",
         store=connect(own),
@@ -107,7 +123,12 @@ def process_group(own: Membership, *, uses_gpu: bool) -> Iterator[None]:
         world_size=own.world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
-    yield
+    try:
+        yield
+    except Exception as error:
+        if is_of_another_rank(error) and not uses_gpu:
+            dist.destroy_process_group()
+        raise
     dist.destroy_process_group()
 
 

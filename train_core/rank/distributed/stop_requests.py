@@ -21,20 +21,22 @@ from datetime import timedelta
 from pydantic import ValidationError
 from torch.distributed import Store  # type: ignore[attr-defined]  # the stub lacks it
 
-from train_core.errors import EvertrainError
+from train_core.errors import AttemptLostError, EvertrainError
 from train_core.policy.restarts import Asked
 from train_core.rank.distributed.rendezvous import Membership, RendezvousStore, connect
 from train_core.storage.coordination.stop_request import StopRequest
 
 STOP = "stop"
 """The key of the driver's newest request, in the store of the attempt."""
+LOST = "lost"
+"""The key of why the attempt is lost."""
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 _log = logging.getLogger(__name__)
 
 StopSource = Callable[[], StopRequest | None]
 """Gives the newest request to an attempt, if there is one. Used by one thread.
 
-Raises EvertrainError or OSError if it cannot be read now.
+Raises AttemptLostError, and EvertrainError or OSError if it cannot be read now.
 """
 
 
@@ -48,6 +50,8 @@ class StopRequests:
     def __init__(self, source: StopSource, poll_s: float, *, logs: bool = False) -> None:
         self.newest: StopRequest | None = None
         """A request to end replaces one to move, and stands."""
+        self._lost = ""
+        """Why the attempt is lost; empty: it is not."""
         self._source = source
         self._poll_s = poll_s
         self._logs = logs
@@ -70,6 +74,11 @@ class StopRequests:
     def is_asked(self) -> bool:
         """Whether the attempt is to save and end."""
         return self.newest is not None
+
+    def check_lost(self) -> None:
+        """Raise AttemptLostError if the attempt is lost: for a rank that is in no collective."""
+        if self._lost:
+            raise AttemptLostError(self._lost)
 
     def is_older_than(self, limit_s: float) -> bool:
         """Whether the newest request came more than so many seconds ago."""
@@ -109,11 +118,16 @@ class StopRequests:
         """Send what the ranks do not have yet, and ask the source once."""
         with self._one_at_a_time:
             self._send_newest()
+        if self._lost:
+            return
         if self.asked is Asked.END:
             # Nothing replaces it, and the source may keep who asks it waiting.
             return
         try:
             request = self._source()
+        except AttemptLostError as error:
+            self._lost = str(error)
+            return
         except (EvertrainError, OSError) as error:
             _log.debug("the request to stop cannot be read: %s", error)
             return
@@ -158,6 +172,8 @@ class PostedByDriver:
         try:
             if self._store is None:
                 self._store = connect(self._own, _CONNECT_TIMEOUT)
+            if self._store.check([LOST]):
+                raise AttemptLostError(self._store.get(LOST).decode())
             if not self._store.check([STOP]):
                 return None
             return StopRequest.model_validate_json(self._store.get(STOP))

@@ -1,0 +1,256 @@
+"""A rank is killed, and the others go on from what they have, in the same processes.
+
+The ranks are processes that live on from attempt to attempt; `tests/driver/attempts` has
+those of a pool. `make exact` runs the whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.marks import FULL_TABLE, SLOW
+from tests.rank.alone import create, run
+from tests.rank.digests import digest_of_training
+from tests.rank.test_exact import CONFIGS as OF_THE_TABLE
+from tests.ranks import in_place
+from tests.ranks.lasting import LastingProcesses
+from train_core import TrainConfig
+from train_core.config import LOCAL
+from train_core.driver.attempts.supervisor import Supervisor
+from train_core.policy.restarts import RestartRules
+from train_core.rank.data.recorded_workload import with_monitor
+from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_writer import begin_attempt
+from train_core.timing import Timing
+
+# 150 samples make 5 steps an epoch, the last of 22 samples.
+ASKED: dict[str, Any] = {
+    "workload": "tests.rank.tiny:Tiny",
+    "epochs": 2,
+    "batch_size": 32,
+    "accumulation_steps": 2,
+    "num_shards": 4,
+    "clip_norm": 1.0,
+    "eval_batch_size": 8,
+    "checkpoint_every_steps": 2,
+    "checkpoint_backpressure": "wait",
+    "ray_address": LOCAL,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    **OF_THE_TABLE,
+}
+"""What is trained, by its name."""
+POINTS = {
+    "first step": ("before_step", 0),
+    "between steps": ("before_step", 3),
+    "in the passes": ("in_step", 3),
+    "before the update": ("before_update", 3),
+    "after the update": ("after_update", 3),
+    "after the step": ("after_step", 4),
+    "snapshot": ("in_snapshot", 4),
+    "validation": ("in_validation", 5),
+    "last step": ("before_step", 9),
+}
+"""Where a rank dies, and the number of steps done then."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The digest of the training that one process did by itself."""
+
+    @cache
+    def digest(name: str) -> str:
+        folder = RunFolder(str(tmp_path_factory.mktemp("alone")), "alone")
+        run(folder, **ASKED | CONFIGS[name])
+        return digest_of_training(folder)
+
+    return digest
+
+
+class Trained:
+    """A run, trained to its end in as many attempts as it took."""
+
+    def __init__(
+        self, scratch: Path, kills: dict[int, list[dict[str, Any]]], **config: Any
+    ) -> None:
+        self.folder = RunFolder(str(scratch), "run")
+        asked = with_monitor(TrainConfig(**ASKED | config))
+        create(self.folder, asked)
+        in_place.schedule(scratch, kills)
+        held = begin_attempt(self.folder)
+        timing = Timing(restarts=RestartRules(pause_s=0.01))
+        launcher = LastingProcesses(scratch / "ranks.log")
+        try:
+            Supervisor(self.folder, held, timing).train(asked, launcher)
+        finally:
+            launcher.close()
+            held.release()
+        self.digest = digest_of_training(self.folder)
+        self.pids, self.unwilling = launcher.pids, launcher.unwilling
+        self.steps_lost = steps_lost(scratch)
+
+
+def steps_lost(scratch: Path) -> list[int]:
+    """How many steps were done again after each attempt that had done some, but the last."""
+    done: dict[int, list[int]] = {}
+    for attempt, _, step, _ in in_place.steps_done(scratch):
+        done.setdefault(attempt, []).append(step)
+    of_each = [done[attempt] for attempt in sorted(done)]
+    return [max(was) - min(now) + 1 for was, now in pairwise(of_each)]
+
+
+def kill(rank: int, point: str, step: int, after: int = 0) -> dict[str, Any]:
+    return {"rank": rank, "point": point, "step": step, "after": after}
+
+
+Undisturbed = Callable[[str], str]
+
+
+def rows() -> list[Any]:
+    """A rank at each point, on two, three and four workers, and every feature at every point."""
+    found = [
+        pytest.param(
+            "tiny",
+            workers,
+            point,
+            id=f"{workers}-{point}".replace(" ", "-"),
+            marks=SLOW if workers == 4 else (),
+        )
+        for workers, point in product((2, 3, 4), POINTS)
+    ]
+    found += [
+        pytest.param(name, workers, point, id=f"{workers}-{point}-{name}".replace(" ", "-"))
+        for workers, point, name in (
+            (3, "between steps", "all-momentum-stream"),
+            (2, "after the step", "all-adamw-indexed"),
+        )
+    ]
+    # The numbers of workers take turns.
+    found += [
+        pytest.param(name, 2 + (number + turn) % 3, point, marks=FULL_TABLE)
+        for number, name in enumerate(OF_THE_TABLE)
+        for turn, point in enumerate(POINTS)
+        # In its first step a survivor compiles for longer than it is waited for.
+        if (name, point) != ("compile", "first step")
+    ]
+    return found
+
+
+@pytest.mark.promise("exact-training", "worker-dies")
+@pytest.mark.parametrize(("name", "workers", "point"), rows())
+def test_killed_in_place(
+    undisturbed: Undisturbed, tmp_path: Path, name: str, workers: int, point: str
+) -> None:
+    at, step = POINTS[point]
+    dead = workers - 1 if step % 2 else 0
+    found = Trained(tmp_path, {1: [kill(dead, at, step)]}, num_workers=workers, **CONFIGS[name])
+    assert found.digest == undisturbed(name)
+    assert not any(found.steps_lost)
+    first, second = found.pids
+    assert [was == now for was, now in zip(first, second, strict=True)] == [
+        rank != dead for rank in range(workers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kills", "lost"),
+    [
+        # Rank 0 commits, and the others have what it had not committed.
+        pytest.param({1: [kill(0, "in_file", 2)]}, [0], id="upload"),
+        pytest.param({1: [kill(0, "before_manifest", 4, 2)]}, [0], id="before the commit"),
+        pytest.param({1: [kill(0, "after_manifest", 4, 2)]}, [0], id="after the commit"),
+        pytest.param({1: [kill(1, "in_file", 4, 2)]}, [0], id="a share"),
+        pytest.param({1: [kill(1, "in_validation", 10, 8)]}, [], id="last validation"),
+        pytest.param(
+            {1: [kill(0, "before_step", 3)], 2: [kill(1, "before_update", 4)],
+             3: [kill(2, "after_step", 7)]},
+            [0, 0, 0],
+            id="several in a row",
+        ),
+        pytest.param({1: [kill(0, "before_step", 3), kill(2, "before_step", 3)]}, [0], id="two"),
+        pytest.param(
+            {1: [kill(0, "before_step", 3)], 2: [kill(0, "in_restore", 0)]},
+            [0],
+            id="the one that joins",
+        ),
+        pytest.param(
+            {1: [kill(0, "before_step", 3)], 2: [kill(0, "before_joining", 0)]},
+            [0],
+            id="one that has not joined",
+        ),
+        pytest.param(
+            {1: [kill(0, "before_step", 3)], 2: [kill(1, "in_restore", 0)]},
+            [0],
+            id="a survivor that begins again",
+        ),
+    ],
+)  # fmt: skip
+def test_three_ranks_lose_some(
+    undisturbed: Undisturbed,
+    tmp_path: Path,
+    kills: dict[int, list[dict[str, Any]]],
+    lost: list[int],
+) -> None:
+    found = Trained(tmp_path, kills, num_workers=3)
+    assert found.digest == undisturbed("tiny")
+    assert found.steps_lost == lost
+
+
+@pytest.mark.parametrize("step", [5, 10], ids=["epoch", "last"])
+def test_a_checkpoint_with_a_validation_is_taken_again(
+    undisturbed: Undisturbed, tmp_path: Path, step: int
+) -> None:
+    found = Trained(tmp_path, {1: [kill(0, "before_manifest", step)]}, num_workers=2)
+    assert found.digest == undisturbed("tiny")
+    commits = found.folder.checkpoints()
+    assert {one.step for one in commits if one.manifest.validated} == {5, 10}
+
+
+def test_a_state_that_was_altered_in_one_memory_is_noticed(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    kills = {1: [kill(2, "before_step", 3, 2), kill(1, "alter", 3)]}
+    found = Trained(tmp_path, kills, num_workers=3)
+    assert found.digest == undisturbed("tiny")
+    assert found.steps_lost == [1]
+
+
+def test_a_survivor_in_a_long_validation_is_told(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    kills = {1: [kill(0, "in_validation", 5), kill(1, "slow_validation", 5)]}
+    found = Trained(tmp_path, kills, num_workers=2)
+    assert found.digest == undisturbed("tiny")
+    assert found.steps_lost == [0]
+    assert found.unwilling == []
+
+
+def test_a_survivor_that_does_not_leave_is_replaced(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    kills = {1: [kill(0, "before_step", 3), kill(1, "stuck", 3)]}
+    found = Trained(tmp_path, kills, num_workers=3)
+    assert found.digest == undisturbed("tiny")
+    assert found.steps_lost == [0]
+    assert found.unwilling == [found.pids[0][1]]
+    assert found.pids[1][2] == found.pids[0][2]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_many_kills_leave_as_many_threads_and_descriptors(
+    undisturbed: Undisturbed, tmp_path: Path, workers: int
+) -> None:
+    kills = {number: [kill(0, "before_step", number + 2)] for number in range(1, 8)}
+    found = Trained(tmp_path, kills, num_workers=workers, data_workers=1)
+    assert found.digest == undisturbed("tiny")
+    assert found.unwilling == []
+    facts = [f for f in in_place.facts_of_processes(tmp_path) if f["pid"] == found.pids[0][1]]
+    assert [one["attempt"] for one in facts] == list(range(1, 8))
+    for what in ("threads", "descriptors", "children"):
+        assert len({one[what] for one in facts[1:]}) == 1, (what, facts)
+    assert facts[-1]["children"] == 0

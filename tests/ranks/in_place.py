@@ -1,0 +1,108 @@
+"""Ranks of a pool that kill themselves where a file says, and note the steps that they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from tests.ranks.rank import Fault, MortalFolder, MortalTrainer
+from train_core.config import TrainConfig
+from train_core.rank import rank
+from train_core.rank.distributed.group import Group
+from train_core.rank.distributed.rendezvous import Membership
+from train_core.storage.objects.retry_policy import RetryPolicy
+from train_core.storage.run_folder import RunFolder
+
+TRAIN = f"{__name__}:train"
+SLOW_S = 1.8
+"""Of which a validation has three or four."""
+Steps = list[tuple[int, int, int, int]]
+"""Of each step that was done: the attempt, the rank, the step and the process."""
+
+
+def schedule(scratch: Path, kills: dict[int, list[dict[str, Any]]]) -> None:
+    """Say which ranks of which attempts die where; each has `rank`, `point`, `step`, `after`."""
+    Path(scratch, "kills.json").write_text(json.dumps(kills))
+
+
+def steps_done(scratch: Path) -> Steps:
+    """All steps that were done, in the order of attempts and steps."""
+    lines = [line for file in scratch.glob("steps-*") for line in file.read_text().splitlines()]
+    return sorted(tuple(map(int, line.split())) for line in lines)
+
+
+def facts_of_processes(scratch: Path) -> list[dict[str, Any]]:
+    """What the survivors were found to have, as their attempts ended."""
+    return [json.loads(file.read_text()) for file in sorted(scratch.glob("facts-*"))]
+
+
+class InPlaceTrainer(MortalTrainer):
+    """Also `in_restore`, `before_update`, `after_update`, `after_step`; `before_joining` a group.
+
+    `stuck`: it does not go on; `slow_validation`: it measures for longer than it is waited for;
+    `alter`: a weight is another one than on the other ranks.
+    """
+
+    def __init__(
+        self, folder: RunFolder, config: TrainConfig, attempt: int, group: Group, **more: Any
+    ) -> None:
+        self.scratch = Path(folder.storage)
+        mortal = _folder(folder, attempt, group.rank)
+        super().__init__(mortal, config, attempt, group, **more)
+        optimizer = self.learner.optimizer
+        optimizer.register_step_pre_hook(lambda *_: self.meet("before_update"))
+        optimizer.register_step_post_hook(lambda *_: self.meet("after_update"))
+
+    def meet(self, point: str) -> None:
+        at = self.folder.fault.is_at("slow_validation", self.progress.step)
+        if at and point == "in_validation":
+            time.sleep(SLOW_S)
+        super().meet(point)
+
+    def restore(self) -> None:
+        self.meet("in_restore")
+        super().restore()
+
+    def step(self) -> None:
+        while self.folder.fault.is_at("stuck", self.progress.step):
+            time.sleep(60)
+        if self.folder.fault.is_at("alter", self.progress.step):
+            with torch.no_grad():
+                next(self.learner.model.parameters()).view(-1)[0] += 1
+        super().step()
+        with Path(self.scratch, f"steps-{os.getpid()}").open("a") as file:
+            print(self.attempt, self.group.rank, self.progress.step, os.getpid(), file=file)
+        self.meet("after_step")
+
+
+def _folder(folder: RunFolder, attempt: int, rank: int) -> MortalFolder:
+    """The folder of a rank, which has its fault."""
+    kills = json.loads(Path(folder.storage, "kills.json").read_text())
+    faults = [one for one in kills.get(str(attempt), []) if one["rank"] == rank]
+    fault = Fault()
+    if faults:
+        fault = Fault(faults[0]["point"], faults[0]["step"], faults[0].get("after", 0))
+    return MortalFolder(folder.storage, folder.name, fault, RetryPolicy())
+
+
+def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> Any:
+    _folder(RunFolder.at(url), attempt, own.rank).meet("before_joining", 0)
+    try:
+        return rank.train(url, config, attempt, own, InPlaceTrainer)
+    except ConnectionError:
+        process, scratch = psutil.Process(), Path(url).parent
+        facts = {
+            "attempt": attempt,
+            "pid": process.pid,
+            "threads": process.num_threads(),
+            "descriptors": process.num_fds(),
+            "children": len(process.children()),
+        }
+        Path(scratch, f"facts-{attempt:03}-{own.rank}").write_text(json.dumps(facts))
+        raise
