@@ -45,6 +45,7 @@ RECOVERED = "from SIGKILL until all ranks have done a new step, s"
 FETCHING = "the same with two processes a rank that fetch data, s"
 ALL = "both together, s"
 WARNED = "from SIGKILL to the driver's warning, s"
+STEPS = "steps done again"
 LOST = "work done again, s"
 STOCK = "stock Ray Train, from SIGKILL until all ranks have done a new step, s"
 STOCK_LOST = "stock Ray Train, work done again, s"
@@ -115,6 +116,7 @@ def kill_ours(folder: Path, report: Report, drawn: random.Random, kills: int) ->
             for _ in range(kills // 2):
                 kill = training.notes.kill_once(drawn)
                 report.add(series, kill.recovered_s)
+                report.add(STEPS, kill.steps_lost)
                 report.add(LOST, kill.work_lost_s)
                 report.add(WARNED, training.warned_at(kill.at) - kill.at)
 
@@ -223,7 +225,8 @@ def main() -> None:
     drawn = random.Random(0)
     report = Report(
         (
-            *("recovery_s", "recovery_p95_s", "recovery_vs_stock_restart", "work_lost_s"),
+            *("recovery_s", "recovery_p95_s", "recovery_vs_stock_restart"),
+            *("steps_lost", "work_lost_s"),
             *("detect_s", "watch_cpu_pct", "speed_with_mlflow_slow", "speed_with_mlflow_absent"),
         )
     )
@@ -241,6 +244,7 @@ def main() -> None:
     median = report.median(ALL)
     report.figure("recovery_s", median)
     report.figure("recovery_p95_s", report.p95(ALL))
+    report.figure("steps_lost", sum(report.series[STEPS]))
     report.figure("recovery_vs_stock_restart", median / report.median(STOCK))
     report.figure("work_lost_s", max(report.series[LOST]))
     report.figure("detect_s", max(report.series[WARNED]))

@@ -32,9 +32,11 @@ class Kill:
 
     at: float
     recovered_s: float
-    """Until the first step of the next attempt had ended on all ranks."""
+    """Until all ranks had ended a step beyond all that were done before."""
+    steps_lost: int
+    """How many steps were done again."""
     work_lost_s: float
-    """How long the steps that are done again had taken."""
+    """How long these had taken."""
 
 
 class Notes:
@@ -58,26 +60,32 @@ class Notes:
         return found
 
     def kill_once(self, drawn: random.Random) -> Kill:
-        """Kill a rank at a moment, both drawn, and wait until all ranks train again."""
+        """Kill a rank at a moment, both drawn, and wait until all ranks train further."""
         begun = len(self.steps())
         wait_until(lambda: len(self.steps()) > begun + 5)
         time.sleep(drawn.uniform(1, 4))
-        old = {step.pid for rank in range(NUM_RANKS) for step in self.steps(rank)}
+        victim = drawn.randrange(NUM_RANKS)
+        pid = self.rank(victim)["pid"]
         at = time.time()
-        os.kill(self.rank(drawn.randrange(NUM_RANKS))["pid"], signal.SIGKILL)
-        wait_until(lambda: all(self._first_of_another(rank, old) for rank in range(NUM_RANKS)))
-        firsts = [
-            found for rank in range(NUM_RANKS) if (found := self._first_of_another(rank, old))
-        ]
-        again_from = firsts[0].number
-        kept = [step.at for step in self.steps() if step.pid in old and step.number < again_from]
-        return Kill(at, max(step.at for step in firsts) - at, at - max(kept, default=at))
+        os.kill(pid, signal.SIGKILL)
+        before = [step for rank in range(NUM_RANKS) for step in self.steps(rank) if step.at <= at]
+        done = max(step.number for step in before)
+        wait_until(lambda: all(self._beyond(rank, done, pid) for rank in range(NUM_RANKS)))
+        firsts = [step for rank in range(NUM_RANKS) if (step := self._beyond(rank, done, pid))]
+        after = [step.number for step in self.steps(victim) if step.at > at and step.pid != pid]
+        again = [step for step in before if step.number >= after[0]]
+        began = max((step.at for step in before if step.number == after[0] - 1), default=at)
+        return Kill(
+            at,
+            max(step.at for step in firsts) - at,
+            max(0, done - after[0] + 1),
+            max(step.at for step in again) - began if again else 0.0,
+        )
 
-    def _first_of_another(self, rank: int, old: set[int]) -> Step | None:
-        """The first step that this rank did in a process of the next attempt."""
-        after = [step for step in self.steps(rank) if step.pid not in old]
-        newest = after[-1].pid if after else 0
-        return next((step for step in after if step.pid == newest), None)
+    def _beyond(self, rank: int, done: int, killed: int) -> Step | None:
+        """The first step beyond those that this rank did after the kill."""
+        steps = self.steps(rank)
+        return next((s for s in steps if s.number > done + 1 and s.pid != killed), None)
 
 
 def wait_until(what: Callable[[], bool]) -> None:
