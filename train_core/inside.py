@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
@@ -23,12 +25,33 @@ from train_core.search_path import environment, find_in_current_directory
 _VARIABLE = "EVERTRAIN_INSIDE"
 _OURS = {"train_core", "evertrain_flows", "evertrain_tasks"}
 _GUARD = 'if __name__ == "__main__":'
+_was_terminated = threading.Event()
 _imported: ContextVar[str] = ContextVar("imported", default="")
 
 
 def environment_of(process: str, **variables: str) -> dict[str, str]:
     """The environment of a Python process that evertrain starts, such as `driver`."""
     return environment(**{_VARIABLE: process}, **variables)
+
+
+def note_sigterm() -> None:
+    """Note from here on if this process gets SIGTERM, beside what the signal does already.
+
+    Raises ValueError if this is not the main thread.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        _was_terminated.set()
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def was_terminated() -> bool:
+    """Whether this process got SIGTERM since `note_sigterm`."""
+    return _was_terminated.is_set()
 
 
 def mark_this_process(process: str) -> None:

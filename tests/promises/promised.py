@@ -224,6 +224,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "to the same end: on one machine and CPUs the other workers train on after their last "
         "step, else new ones begin at the newest checkpoint; a worker that dies while it evaluates "
         "or infers is replaced.",
+        "sigterm-of-a-worker": "A worker that gets SIGTERM, as of an evicted pod, leaves after a "
+        "checkpoint, and the training goes on from it with another one in its place.",
         "three-restarts": "After three restarts in a row without a new checkpoint the run fails, "
         "with the last cause; a new checkpoint resets the count.",
         "ray-dies": "A driver whose local Ray dies logs that and ends, so that the retry starts a "

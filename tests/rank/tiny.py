@@ -294,6 +294,19 @@ class Mortal(Tiny):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Terminated(Tiny):
+    """Rank 1 of the first attempt gets SIGTERM after step 4; from there on, steps take a while."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        if dist.is_initialized() and step >= 4:
+            got = Path(self.settings.scratch, "got-sigterm")
+            if dist.get_rank() == 1 and not got.exists():
+                got.write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.4)
+
+
 class Hanging(Tiny):
     """Rank 1 of the first attempt hangs after step 4."""
 

@@ -1,9 +1,8 @@
 """A worker: a Ray actor that runs functions named `module:name`, one after the other.
 
-evertrain has no handler of SIGTERM in a worker, so the signal makes no training save: Ray ends the
-process after the running call returns, or the sender kills it by SIGKILL before, and
-`policy/restarts` decides what follows. A training ends early by a request to stop
-(`rank/distributed/stop_requests.py`).
+At SIGTERM Ray ends the process after the running call returns. A training learns of the signal as
+of a request to move (`rank/distributed/stop_requests.py`): it saves, and goes on with another
+worker in this one's place.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import ray
 from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
 
 from train_core.cluster.rank_order import Location
-from train_core.inside import mark_this_process
+from train_core.inside import mark_this_process, note_sigterm
 from train_core.quick_imports import garbage_collection_paused
 
 WORK, CONTROL = "work", "control"
@@ -44,6 +43,9 @@ class TrainWorker:
         A spare does so in time that nobody else needs.
         """
         mark_this_process("worker")
+        # Where Ray does not run it in the main thread, the signal does what it did before.
+        with suppress(ValueError):
+            note_sigterm()
         load = partial(_import, preload)
         at_low_priority(load) if is_spare else load()
         self._ready_at = time.time()

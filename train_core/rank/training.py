@@ -14,6 +14,7 @@ import torch
 
 from train_core.config import TrainConfig
 from train_core.errors import AttemptLostError, EvertrainError, UserCodeError, words_of
+from train_core.inside import was_terminated
 from train_core.quick_imports import import_for_optimizers
 from train_core.rank.distributed.group import (
     Group,
@@ -42,6 +43,8 @@ class RankEnd:
     """Whether the last step is committed; if not, a request ended it while the storage was away."""
     saved_step: int
     """The step of the newest commit, as far as this rank knows: rank 0 does."""
+    is_leaving: bool = False
+    """Whether its process got SIGTERM."""
 
 
 def train(
@@ -111,7 +114,7 @@ def _train(
         # The process may evaluate next.
         _MEMORY.turn_to("")
         newest = trainer.checkpointer.newest
-        return RankEnd(trainer.has_saved, newest.step if newest else 0)
+        return RankEnd(trainer.has_saved, newest.step if newest else 0, was_terminated())
 
 
 def _clear_frames(error: BaseException | None) -> None:

@@ -19,7 +19,7 @@ from train_core.config import LOCAL
 from train_core.driver.attempts.pool_launcher import PoolLauncher
 from train_core.driver.attempts.supervisor import Attempt, Launcher
 from train_core.errors import StoppedError, UserCodeError
-from train_core.policy.restarts import Ended
+from train_core.policy.restarts import Asked, Ended
 from train_core.rank.data.recorded_workload import with_monitor
 from train_core.rank.distributed.stop_requests import StopRequests
 from train_core.storage.run_folder import RunFolder
@@ -123,6 +123,25 @@ def test_a_death_is_lost_and_the_others_live_on_for_the_next_attempt(
     assert (len(gone), len(alive)) == (1, 1)
     assert not launcher.run(attempt(folder, 2, **mortal)).error
     assert set(alive) < set(ranks())
+    assert digest_of_training(folder) == undisturbed
+
+
+@pytest.mark.promise("sigterm-of-a-worker")
+def test_a_worker_that_gets_sigterm_leaves_after_a_checkpoint(
+    launcher: Launcher, tmp_path: Path, undisturbed: str
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    asked = {"workload": "tests.rank.tiny:Terminated", "settings": {"scratch": str(tmp_path)}}
+    first = attempt(folder, 1, **asked)
+    outcome = launcher.run(first)
+    assert (outcome.error, outcome.ended) == (None, Ended.IN_ORDER)
+    assert first.requests.asked is Asked.MOVE
+    newest = folder.checkpoints()[-1].manifest
+    assert newest.stopped_by == "request"
+    assert 4 <= newest.step < 10
+    pid = int(Path(tmp_path, "got-sigterm").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).wait(10) is None
+    assert not launcher.run(attempt(folder, 2, **asked)).error
     assert digest_of_training(folder) == undisturbed
 
 

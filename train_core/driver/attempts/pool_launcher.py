@@ -119,13 +119,18 @@ class PoolLauncher:
         )
         try:
             # It gives how each rank ended; rank 0 knows what was committed.
-            first, *_ = values(_by_rank(outcomes), _SMALLER_TRAINING)
+            ends = values(_by_rank(outcomes), _SMALLER_TRAINING)
         except ConnectionError as error:
             if not _can_go_on(config):
                 raise
             self._pool.replace({s for s, one in outcomes.items() if not is_survivor(one)})
             has_survivors = any(map(is_survivor, outcomes.values()))
             return AttemptOutcome(Ended.LOST, error, has_survivors=has_survivors)
+        leaving = {slot for slot, end in zip(outcomes, ends, strict=True) if end.is_leaving}
+        if leaving:
+            attempt.requests.ask_to_move("a worker got SIGTERM")
+            self._pool.replace(leaving)
+        first = ends[0]
         return AttemptOutcome(given_up_at=None if first.has_saved else first.saved_step)
 
 

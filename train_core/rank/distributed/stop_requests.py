@@ -7,7 +7,8 @@ store, which needs no storage. The ranks find it there; ranks without a driver f
 folder. A rank polls in a thread, so that a request is known during a validation or a wait as well.
 Between steps the control message makes all ranks act on it after the same step.
 
-No signal is such a request: `cluster/worker_process.py` has what SIGTERM does to a worker.
+SIGTERM of a worker is a request to move, which its rank finds by itself
+(`cluster/worker_process.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 from torch.distributed import Store  # type: ignore[attr-defined]  # the stub lacks it
 
 from train_core.errors import AttemptLostError, EvertrainError
+from train_core.inside import was_terminated
 from train_core.policy.restarts import Asked
 from train_core.rank.distributed.rendezvous import Membership, RendezvousStore, connect
 from train_core.storage.coordination.stop_request import StopRequest
@@ -160,6 +162,8 @@ class StopRequests:
 class PostedByDriver:
     """The source that a driver's ranks have: what the driver has posted in its rendezvous store.
 
+    If nothing is, a process that got SIGTERM asks to move.
+
     It has a connection of its own, as two threads must not use one at the same time.
     """
 
@@ -174,12 +178,14 @@ class PostedByDriver:
                 self._store = connect(self._own, _CONNECT_TIMEOUT)
             if self._store.check([LOST]):
                 raise AttemptLostError(self._store.get(LOST).decode())
-            if not self._store.check([STOP]):
-                return None
-            return StopRequest.model_validate_json(self._store.get(STOP))
+            if self._store.check([STOP]):
+                return StopRequest.model_validate_json(self._store.get(STOP))
         except (RuntimeError, ValidationError) as error:
             self._store = None
             raise ConnectionError(f"the driver's store cannot be read: {error}") from error
+        if not was_terminated():
+            return None
+        return StopRequest(reason=f"rank {self._own.rank} got SIGTERM", goes_on=True)
 
 
 def post_stop(store: RendezvousStore, group: str, request: StopRequest) -> None:
