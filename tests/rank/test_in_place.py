@@ -85,7 +85,8 @@ class Trained:
         create(self.folder, asked)
         in_place.schedule(scratch, kills)
         held = begin_attempt(self.folder)
-        timing = Timing(restarts=RestartRules(pause_s=0.01))
+        # A kill may come before each commit.
+        timing = Timing(restarts=RestartRules(max_restarts=20, pause_s=0.01))
         launcher = LastingProcesses(scratch / "ranks.log")
         try:
             Supervisor(self.folder, held, timing).train(asked, launcher)
