@@ -65,15 +65,6 @@ def load_workload(
     return workload
 
 
-def made_again(workload: Workload[Any]) -> Workload[Any]:
-    """A new workload of the same class, with the same settings and the same recorded data."""
-    found = type(workload)(workload.settings)
-    found._recorded = workload._recorded  # noqa: SLF001 (no concern of the workload's author)
-    found._fitted = workload._fitted  # noqa: SLF001
-    found._files = workload._files  # noqa: SLF001
-    return found
-
-
 def parse_settings(name: str, settings: Mapping[str, Any]) -> Settings:
     """The settings of the workload `name`, with their defaults. Raises WorkloadError."""
     try:

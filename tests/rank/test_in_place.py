@@ -44,6 +44,10 @@ ASKED: dict[str, Any] = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "tiny": {},
+    "bound": {
+        "workload": "tests.rank.bound:Bound",
+        "settings": {"sample_by_sample": True},
+    },
     **OF_THE_TABLE,
 }
 """What is trained, by its name."""
@@ -131,6 +135,7 @@ def rows() -> list[Any]:
         for workers, point, name in (
             (3, "between steps", "all-momentum-stream"),
             (2, "after the step", "all-adamw-indexed"),
+            (3, "in the passes", "bound"),
         )
     ]
     # The numbers of workers take turns.

@@ -11,7 +11,7 @@ from tests.rank.alone import create
 from tests.rank.tiny import Tiny, TinySettings
 from train_core import TrainConfig
 from train_core.datasets.protocols import Dataset, Split, Stream
-from train_core.rank import rank
+from train_core.rank import training
 from train_core.rank.memory import Memory
 from train_core.storage.run_folder import RunFolder
 
@@ -44,28 +44,24 @@ def run_of(tmp_path: Path, **more: Any) -> tuple[RunFolder, TrainConfig]:
     return folder, config
 
 
-def test_data_are_loaded_once_and_the_workload_is_made_anew(tmp_path: Path) -> None:
+def test_each_attempt_has_a_workload_and_data_of_its_own(tmp_path: Path) -> None:
     folder, config = run_of(tmp_path)
     memory = Memory()
     memory.turn_to(folder.url)
+    prepared = memory.prepare(folder, config)
     first = memory.load(folder, config)
-    first.workload.num_steps = 7  # type: ignore[attr-defined]
-    memory.turn_to(folder.url)
+    assert first is prepared
     second = memory.load(folder, config)
-    assert LOADED == ["train", "validation"]
-    assert second.train_set is first.train_set
+    assert LOADED == ["train", "validation"] * 2
+    assert second.train_set is not first.train_set
     assert second.workload is not first.workload
-    assert isinstance(second.workload, Learns)
-    assert second.workload.num_steps == 0
-    assert second.workload.found == {"train": 150, "validation": 70}
-    assert second.workload.num_samples == 70
 
 
 def test_another_run_is_another_memory(tmp_path: Path) -> None:
     folder, config = run_of(tmp_path)
     memory = Memory()
     memory.turn_to(folder.url)
-    memory.load(folder, config)
+    memory.prepare(folder, config)
     memory.turn_to(f"{folder.url}-other")
     assert memory.loaded is None
 
@@ -74,12 +70,12 @@ def test_a_spare_has_loaded_the_data_before_it_is_a_rank(tmp_path: Path) -> None
     folder, config = run_of(tmp_path, threads_per_worker=2)
     threads = torch.get_num_threads()
     try:
-        rank.prepare(folder.url, config)
+        training.prepare(folder.url, config)
         assert torch.get_num_threads() == 2
         assert LOADED == ["train", "validation"]
-        rank._MEMORY.load(folder, config)
+        training._MEMORY.load(folder, config)
         assert LOADED == ["train", "validation"]
     finally:
-        rank._MEMORY.turn_to("")
+        training._MEMORY.turn_to("")
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)

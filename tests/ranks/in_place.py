@@ -13,7 +13,7 @@ import torch
 
 from tests.ranks.rank import Fault, MortalFolder, MortalTrainer
 from train_core.config import TrainConfig
-from train_core.rank import rank
+from train_core.rank import training
 from train_core.rank.distributed.group import Group
 from train_core.rank.distributed.rendezvous import Membership
 from train_core.storage.objects.retry_policy import RetryPolicy
@@ -94,7 +94,7 @@ def _folder(folder: RunFolder, attempt: int, rank: int) -> MortalFolder:
 def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> Any:
     _folder(RunFolder.at(url), attempt, own.rank).meet("before_joining", 0)
     try:
-        return rank.train(url, config, attempt, own, InPlaceTrainer)
+        return training.train(url, config, attempt, own, InPlaceTrainer)
     except ConnectionError:
         process, scratch = psutil.Process(), Path(url).parent
         facts = {

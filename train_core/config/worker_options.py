@@ -55,11 +55,11 @@ class WorkerOptions(Options):
         "Unset: as the run began; a new run gets one for each worker, if there are enough.",
         json_schema_extra=MAY_CHANGE,
     )
-    spares: int | None = Field(
-        default=None,
+    spares: int = Field(
+        default=0,
         ge=0,
         description="Processes, with ray_address local and without GPUs, that wait to take the "
-        "place of a worker that dies. Unset: 1 if 2 GB of memory are free, else 0.",
+        "place of a worker that dies. Each takes the memory of a worker with its data.",
         json_schema_extra=MAY_CHANGE,
     )
     deterministic: bool = Field(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream
-from train_core.loading import made_again
 from train_core.rank.data.recorded_workload import load_recorded, with_login
 from train_core.rank.metrics.evaluation_loop import check_split
 from train_core.storage.records.run_record import Origin
@@ -23,27 +21,12 @@ class LoadedWorkload:
     workload: Workload[Any]
     train_set: Dataset | Stream
     validation_set: Dataset
-    learned: Mapping[str, Any] = field(default_factory=dict)
-    """The attributes that the workload got as its data were loaded."""
 
     @classmethod
     def of_run(cls, folder: RunFolder, config: TrainConfig) -> Self:
         """The run's workload and data. Raises WorkloadError, and DataError as `load_recorded`."""
         workload = load_recorded(folder, config)
-        before = dict(vars(workload))
-        train_set, validation_set = load_split(workload, "train"), indexed(workload, "validation")
-        learned = {
-            name: value
-            for name, value in vars(workload).items()
-            if name not in before or before[name] is not value
-        }
-        return cls(workload, train_set, validation_set, learned)
-
-    def with_new_workload(self) -> Self:
-        """The same data, with a new workload that has done nothing but load them."""
-        workload = made_again(self.workload)
-        vars(workload).update(self.learned)
-        return replace(self, workload=workload)
+        return cls(workload, load_split(workload, "train"), indexed(workload, "validation"))
 
     def check(self) -> None:
         """Raise DataError for a split without samples."""

@@ -208,7 +208,7 @@ class Trainer:
         is_hurried = self._is_left or not self.has_saved
         timeout_s = self._timing.stopping.close_s if is_hurried else None
         with ExitStack() as last_first:
-            last_first.callback(self.loader.close)
+            last_first.callback(self.loader.close, at_once=self._is_left)
             last_first.callback(self.learner.close)
             last_first.callback(self.records.close, timeout_s)
             last_first.callback(self.stop_requests.close)
@@ -217,7 +217,6 @@ class Trainer:
     def restore(self) -> None:
         """Go on from what the ranks have kept, or from the newest good checkpoint."""
         kept = self.checkpointer.restore_kept(self._memory.kept)
-        self._memory.kept = None
         if not kept:
             self.checkpointer.restore(self.learner.assembly)
         checkpoint = self.checkpointer.newest
@@ -246,6 +245,8 @@ class Trainer:
         if kept or not self.progress.stopped_by:
             known_at = kept.known_at if kept else None
             self.loader.start(self.progress.epoch, self.progress.step, known_at)
+        # If another rank has died up to here, it counts for the next attempt, too.
+        self._memory.kept = None
         self._at = _At.BETWEEN_STEPS
         if kept:
             # The attempt before may have come no further.

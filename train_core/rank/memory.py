@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
+
+import torch
 
 from train_core.config import TrainConfig
 from train_core.rank.checkpoint.kept import Kept
@@ -10,27 +13,54 @@ from train_core.rank.loaded_workload import LoadedWorkload
 from train_core.storage.run_folder import RunFolder
 
 
+@dataclass(frozen=True)
+class Modes:
+    """What an attempt may leave otherwise in a process, beside what its trainer sets."""
+
+    dtype: torch.dtype
+    has_grad: bool
+    has_autocast: bool
+
+    @classmethod
+    def current(cls) -> Self:
+        """Those of this process and thread now."""
+        has_autocast = torch.is_autocast_enabled("cpu")
+        return cls(torch.get_default_dtype(), torch.is_grad_enabled(), has_autocast)
+
+    def set(self) -> None:
+        """Let the next attempt begin with them."""
+        torch.set_default_dtype(self.dtype)
+        torch.set_grad_enabled(self.has_grad)
+        torch.set_autocast_enabled("cpu", self.has_autocast)
+
+
 @dataclass
 class Memory:
     """The state and the data of one run.
 
-    Datasets are the process's, with all that they have loaded and verified; the workload is made
-    anew for each attempt.
+    Workload and data are loaded anew for each attempt: a dataset may refer to its workload, so
+    neither can be used again without the other, and both may have changed.
     """
 
     run: str = ""
     """The run's address."""
     kept: Kept | None = None
     loaded: LoadedWorkload | None = None
+    """What a spare has loaded for its first attempt."""
+    modes: Modes | None = None
+    """Those with which the first attempt of this process began."""
 
     def turn_to(self, run: str) -> None:
         """Forget another run."""
         if self.run != run:
             self.run, self.kept, self.loaded = run, None, None
 
+    def prepare(self, folder: RunFolder, config: TrainConfig) -> LoadedWorkload:
+        """Load the run's workload and data for the next attempt. Raises as `of_run`."""
+        self.loaded = LoadedWorkload.of_run(folder, config)
+        return self.loaded
+
     def load(self, folder: RunFolder, config: TrainConfig) -> LoadedWorkload:
-        """The run's workload, which nobody has used, and its data. Raises as `of_run`."""
-        if self.loaded is None:
-            self.loaded = LoadedWorkload.of_run(folder, config)
-            return self.loaded
-        return self.loaded.with_new_workload()
+        """The run's workload and data, which nobody has used. Raises as `of_run`."""
+        loaded, self.loaded = self.loaded, None
+        return loaded or LoadedWorkload.of_run(folder, config)

@@ -25,7 +25,7 @@ from train_core.rank.distributed.group import (
 from train_core.rank.distributed.rendezvous import Membership, process_group
 from train_core.rank.distributed.stop_requests import PostedByDriver
 from train_core.rank.loop import Trainer
-from train_core.rank.memory import Memory
+from train_core.rank.memory import Memory, Modes
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import set_up_logging
 from train_core.transient_errors import passes_by_itself
@@ -62,7 +62,8 @@ def train(
     """
     set_up_logging(sys.stderr)
     _freeze_what_was_imported()
-    _modes_at_first().set()
+    if _MEMORY.modes is not None:
+        _MEMORY.modes.set()
     try:
         return _train(url, config, attempt, own, trainer)
     except EvertrainError:
@@ -90,7 +91,7 @@ def prepare(url: str, config: TrainConfig) -> None:
     torch.set_num_threads(config.threads_per_worker)
     use_deterministic_algorithms(config, torch.device("cpu"), folder.record().step_rules)
     _MEMORY.turn_to(url)
-    _MEMORY.load(folder, config).check()
+    _MEMORY.prepare(folder, config).check()
     import_for_optimizers()
     _freeze_what_was_imported()
 
@@ -105,11 +106,17 @@ def _train(
     with process_group(own, uses_gpu=config.uses_gpu):
         group = Group.current(uses_gpu=config.uses_gpu)
         folder, source = RunFolder.at(url), PostedByDriver(own)
-        trainer = made_by(folder, config, attempt, group, stop_source=source, memory=_MEMORY)
+        memory = _MEMORY if config.goes_on_in_place else None
+        trainer = made_by(folder, config, attempt, group, stop_source=source, memory=memory)
+        # The workload's module is imported once in a process, and may have set them.
+        _MEMORY.modes = _MEMORY.modes or Modes.current()
         try:
             trainer.run()
-        except BaseException:
-            trainer.keep()
+        except BaseException as error:
+            if memory is not None:
+                trainer.keep()
+                if trainer.checkpointer.is_storing:
+                    raise ConnectionError("a checkpoint of before is still being stored") from error
             raise
         # The process may evaluate next.
         _MEMORY.turn_to("")
@@ -122,29 +129,6 @@ def _clear_frames(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-@dataclass(frozen=True)
-class _Modes:
-    """What an attempt may leave otherwise in a process, beside what its trainer sets."""
-
-    dtype: torch.dtype
-    has_grad: bool
-    has_autocast: bool
-
-    def set(self) -> None:
-        """Let the next attempt begin with them."""
-        torch.set_default_dtype(self.dtype)
-        torch.set_grad_enabled(self.has_grad)
-        torch.set_autocast_enabled("cpu", self.has_autocast)
-
-
-@cache
-def _modes_at_first() -> _Modes:
-    """Those of this process before its first attempt."""
-    return _Modes(
-        torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
-    )
 
 
 @cache

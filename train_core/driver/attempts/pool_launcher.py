@@ -6,8 +6,6 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 
-import psutil
-
 from train_core.cluster.outcomes import (
     DiedAtStartError,
     Outcome,
@@ -31,8 +29,6 @@ from train_core.rank.distributed.stop_requests import LOST, post_stop
 _SMALLER_TRAINING = (
     "begin another run, with init_from, more accumulation_steps and a smaller batch_size"
 )
-_FREE_BYTES = 2e9
-"""How much free memory is room for a spare that nobody asked for."""
 _log = logging.getLogger("train_core.driver")
 
 
@@ -63,7 +59,7 @@ class PoolLauncher:
         except ConnectionError as error:
             if is_fixed(attempt.config):
                 dead = error.slots if isinstance(error, DiedAtStartError) else None
-                self._pool.replace(dead if _can_go_on(attempt.config) else None)
+                self._pool.replace(dead if attempt.config.goes_on_in_place else None)
             else:
                 # How many there is room for is seen once these are gone.
                 self._pool.end_workers()
@@ -102,7 +98,7 @@ class PoolLauncher:
 
         def end_others(outcomes: Mapping[int, Outcome]) -> bool:
             cause = first_cause(_by_rank(outcomes), _SMALLER_TRAINING)
-            is_lost = _can_go_on(config) and isinstance(cause, ConnectionError)
+            is_lost = config.goes_on_in_place and isinstance(cause, ConnectionError)
             if is_lost:
                 # Some may be in no collective, which would tell them.
                 store.post(_group(attempt), LOST, str(cause))
@@ -121,7 +117,7 @@ class PoolLauncher:
             # It gives how each rank ended; rank 0 knows what was committed.
             ends = values(_by_rank(outcomes), _SMALLER_TRAINING)
         except ConnectionError as error:
-            if not _can_go_on(config):
+            if not config.goes_on_in_place:
                 raise
             self._pool.replace({s for s, one in outcomes.items() if not is_survivor(one)})
             has_survivors = any(map(is_survivor, outcomes.values()))
@@ -134,23 +130,11 @@ class PoolLauncher:
         return AttemptOutcome(given_up_at=None if first.has_saved else first.saved_step)
 
 
-def _can_go_on(config: TrainConfig) -> bool:
-    """Whether processes that have lost a rank can train on.
-
-    Not on GPUs, as no group of nccl's can be left that has lost a rank; and not sharded models, of
-    which nobody else has what a dead rank had.
-    """
-    return is_fixed(config) and not config.uses_gpu and config.strategy != "fsdp"
-
-
 def _spares(attempt: Attempt, config: TrainConfig) -> Spares | None:
     """The spares that the attempt is to have."""
-    if not _can_go_on(config):
+    if not config.goes_on_in_place:
         return None
-    number = config.spares
-    if number is None:
-        number = int(psutil.virtual_memory().available >= _FREE_BYTES)
-    return Spares(number, PREPARE, (attempt.folder.url, config))
+    return Spares(config.spares, PREPARE, (attempt.folder.url, config))
 
 
 def _by_rank(outcomes: Mapping[int, Outcome]) -> dict[str, Outcome]:

@@ -14,7 +14,7 @@ from functools import partial
 from torch import nn
 
 from train_core.config import TrainConfig
-from train_core.errors import StorageError, UnsavedError
+from train_core.errors import AttemptLostError, StorageError, UnsavedError
 from train_core.policy import metric_names
 from train_core.policy.checkpoints.save_schedule import (
     AfterStep,
@@ -216,6 +216,8 @@ class Checkpointer:
             return
         try:
             self.newest = self._thread.result() or self.newest
+        except AttemptLostError:
+            raise
         except OSError as error:
             self._journal.count(metric_names.CHECKPOINT_FAILED, 1)
             _log.warning("a checkpoint was not saved, training goes on: %s", error)
@@ -250,6 +252,11 @@ class Checkpointer:
     def close(self, timeout_s: float | None = None) -> None:
         """End the thread, as `StoringThread.close`."""
         self._thread.close(timeout_s)
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether a save is under way, also after `close` has left it behind."""
+        return self._thread.is_busy
 
     def _begin(self, progress: Progress, *, is_scheduled: bool) -> None:
         self._is_due = False

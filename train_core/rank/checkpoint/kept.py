@@ -34,9 +34,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Offer:
-    """The step whose state a rank has, and the digest of what all ranks hold alike."""
+    """The step and epoch whose state a rank has, and the digest of what all ranks hold alike."""
 
     step: int
+    epoch: int
     digest: str
 
 
@@ -67,7 +68,7 @@ class Kept:
         # At its own step it can be taken again.
         if is_lost and due is not None and due.step < self.step:
             return None
-        return Offer(self.step, self._digest())
+        return Offer(self.step, int(self.state["progress"]["epoch"]), self._digest())
 
     def _digest(self) -> str:
         alike = {part: self.state[part] for part in _ALIKE if part in self.state}
@@ -98,10 +99,11 @@ def kept_state(kept: Kept | None, newest: CheckpointName | None, group: Group) -
     it together.
     """
     offers = dict(enumerate(group.gather(kept and kept.offer(newest))))
-    step = max((offer.step for offer in offers.values() if offer), default=None)
-    if step is None:
+    reached = {rank: (one.step, one.epoch) for rank, one in offers.items() if one}
+    if not reached:
         return None
-    best = {rank: one.digest for rank, one in offers.items() if one and one.step == step}
+    most = step, _ = max(reached.values())
+    best = {rank: one.digest for rank, one in offers.items() if one and reached[rank] == most}
     if len(set(best.values())) > 1:
         if group.is_rank0:
             _log.warning(

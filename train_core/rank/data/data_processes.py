@@ -100,15 +100,18 @@ def load_ahead(
     return iter(loader)
 
 
-def end_processes(batches: Iterator[Any]) -> None:
-    """End the processes that `load_ahead` started, also while a traceback still refers to them."""
+def end_processes(batches: Iterator[Any], *, at_once: bool = False) -> None:
+    """End the processes that `load_ahead` started, also while a traceback still refers to them.
+
+    `at_once`: what they still fetch is not waited for.
+    """
     if isinstance(batches, _MultiProcessingDataLoaderIter):
-        # What they still fetch is not waited for; and they hold the sockets of the process group.
-        if batches._worker_pids_set:  # noqa: SLF001 (torch has no public way)
+        # They hold the sockets of the process group.
+        if at_once and batches._worker_pids_set:  # noqa: SLF001 (torch has no public way)
             # Else torch takes it for their failure, in a handler of SIGCHLD.
             signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined] # noqa: SLF001
             batches._worker_pids_set = False  # noqa: SLF001
-        for process in batches._workers:  # noqa: SLF001
+        for process in batches._workers if at_once else ():  # noqa: SLF001
             process.kill()
         batches._shutdown_workers()  # noqa: SLF001 (torch has no public way)
 

@@ -83,9 +83,9 @@ class TrainLoader:
             if planned.micro_batch is not None:
                 yield planned.micro_batch, batch, is_last
 
-    def close(self) -> None:
-        """End the processes that fetch ahead."""
-        end_processes(self._loaded)
+    def close(self, *, at_once: bool = False) -> None:
+        """End the processes that fetch ahead; `at_once`, also in the middle of a sample."""
+        end_processes(self._loaded, at_once=at_once)
         self._loaded = iter(())
 
     def _passes(self, first_step: int, last_step: int) -> Iterator[Pass]:

@@ -76,7 +76,8 @@ class Buffers:
         self._model = model
         self._group = group
         self._has_several = num_local_shards > 1
-        self._keeps_start = self._has_several or group.world_size > 1
+        is_undone = group.world_size > 1 and group.device.type == "cpu"
+        self._keeps_start = self._has_several or is_undone
         self._start = _Taken([], [], [])
         self._of_shard_0 = _Taken([], [], [])
         self._described: list[_Described] = []
