@@ -1,4 +1,4 @@
-"""A workload whose data hold it: what `dataset` finds, and what a step changes, count in a batch."""
+"""A workload whose data hold it: what `dataset` and a step change counts in a batch."""
 
 from __future__ import annotations
 
