@@ -17,6 +17,7 @@ from typing import Any
 from tests.ranks import in_place
 from tests.ranks.processes import PROCESSES
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
+from train_core.errors import AttemptLostError
 from train_core.policy.restarts import Ended
 from train_core.rank.distributed.rendezvous import LOOPBACK, RendezvousStore
 from train_core.rank.distributed.stop_requests import LOST, post_stop
@@ -98,10 +99,12 @@ class LastingProcesses:
                     found = one.calls.recv()
                 except (EOFError, ConnectionError):
                     found = ConnectionError(f"rank {rank} died")
-                    lost.append(rank)
                 del running[rank]
                 if isinstance(found, Exception) and not isinstance(found, ConnectionError):
                     return AttemptOutcome(Ended.FAILED, found)
+                if isinstance(found, ConnectionError) and not isinstance(found, AttemptLostError):
+                    # As `is_survivor` has it.
+                    lost.append(rank)
                 error = error or found
             if error and deadline is None:
                 store.post(group, LOST, str(error))
