@@ -61,14 +61,16 @@ def kept(step: int = 5, due: CheckpointName | None = None, **more: Any) -> Kept:
     state = {
         "model": {"weight": torch.arange(6.0).reshape(2, 3).t()},
         "optimizer": {"state": {"weight": {"step": torch.tensor(5.0)}}},
-        "progress": {"step": step, "elapsed_s": 1.5},
+        "progress": {"step": step, "epoch": 1, "elapsed_s": 1.5},
         "workload": {"own": torch.ones(2)},
     }
     return Kept(state | more, 0, five_steps(), due)
 
 
 def test_an_offer_is_of_what_all_ranks_hold_alike() -> None:
-    same = kept(workload={"own": torch.zeros(2)}, progress={"step": 5, "elapsed_s": 9.0})
+    same = kept(
+        workload={"own": torch.zeros(2)}, progress={"step": 5, "epoch": 1, "elapsed_s": 9.0}
+    )
     assert same.offer(FOURTH) == kept().offer(FOURTH) == kept().offer(None)
     other = kept(model={"weight": torch.arange(6.0).reshape(2, 3).t() + 1e-7})
     offers = [one.offer(FOURTH) for one in (kept(), other)]
