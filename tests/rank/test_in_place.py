@@ -228,6 +228,15 @@ def test_a_state_that_was_altered_in_one_memory_is_noticed(
     assert found.steps_lost == [1]
 
 
+def test_what_a_module_sets_as_it_is_imported_holds_in_every_attempt(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"workload": "tests.rank.wide:Wide", "num_workers": 2}
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "killed").mkdir()
+    alone = Trained(tmp_path / "alone", {}, **asked)
+    found = Trained(tmp_path / "killed", {1: [kill(1, "before_step", 3)]}, **asked)
+    assert found.digest == alone.digest
+
+
 def test_a_survivor_in_a_long_validation_is_told(undisturbed: Undisturbed, tmp_path: Path) -> None:
     kills = {1: [kill(0, "in_validation", 5), kill(1, "slow_validation", 5)]}
     found = Trained(tmp_path, kills, num_workers=2)

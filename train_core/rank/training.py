@@ -115,7 +115,7 @@ def _train(
         except BaseException as error:
             if memory is not None:
                 trainer.keep()
-                if trainer.checkpointer.is_storing:
+                if trainer.checkpointer.is_busy:
                     raise ConnectionError("a checkpoint of before is still being stored") from error
             raise
         # The process may evaluate next.

@@ -142,7 +142,7 @@ class Checkpointer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is in flight on this rank."""
+        """Whether a checkpoint is in flight on this rank, also one that `close` left behind."""
         return self._thread.is_busy
 
     def requests(self) -> RankRequests:
@@ -252,11 +252,6 @@ class Checkpointer:
     def close(self, timeout_s: float | None = None) -> None:
         """End the thread, as `StoringThread.close`."""
         self._thread.close(timeout_s)
-
-    @property
-    def is_storing(self) -> bool:
-        """Whether a save is under way, also after `close` has left it behind."""
-        return self._thread.is_busy
 
     def _begin(self, progress: Progress, *, is_scheduled: bool) -> None:
         self._is_due = False
