@@ -45,7 +45,7 @@ def runs_in(uri: str, url: str) -> list[Run]:
 
 
 def shown_in_mlflow(home: Path, url: str) -> dict[str, Any]:
-    """Each stage's status and metrics, without those of the machine."""
+    """Each stage's status and metrics by step, without those of the machine."""
     return shown_at(_database(home), url)
 
 
@@ -64,8 +64,10 @@ def shown_at(uri: str, url: str) -> dict[str, Any]:
             }
             shown[stage] = {
                 "status": run.info.status,
+                # MLflow orders points by their time, and checkpoints that are evaluated at once
+                # end in any order.
                 "metrics": {
-                    k: [(p.step, p.value) for p in points] for k, points in history.items()
+                    k: sorted((p.step, p.value) for p in points) for k, points in history.items()
                 },
             }
     return shown
