@@ -1,9 +1,9 @@
 """How soon a training goes on when a worker was killed, and what watching costs.
 
-`make bench-recovery`. Trainings of two workers that commit each second have a worker killed by
-SIGKILL at random moments: ours without and with processes that fetch data, then stock Ray Train at
-its defaults. Three trainings run beside an MLflow that is well, slow, or not there. The last line
-is JSON.
+`make bench-recovery`. Trainings that commit each second have a rank killed by SIGKILL at random
+moments: ours with a spare, then with one thing otherwise, then stock Ray Train at its defaults. One
+training has a rank killed every ten seconds. Three run beside an MLflow that is well, slow, or not
+there. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import json
 import os
 import platform
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
-from benchmarks.recovery.notes import NUM_RANKS, Notes, wait_until
+from benchmarks.recovery.notes import CYCLE_S, NUM_RANKS, Notes, wait_until
 from benchmarks.report import Report
 from benchmarks.services import free_port, mlflow_server
+from tests.conftest import has_object_store, object_store_in
 from tests.storage.doubles.fault_proxy import FaultProxy
 from train_core import TrainConfig
 from train_core.client.driver_handle import Driver
@@ -36,20 +38,36 @@ from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest
 from train_core.stages import TRAIN
 
-KILLS, STOCK_KILLS, MIRROR_ROUNDS = 20, 6, 2
+KILLS, MORE_KILLS, STOCK_KILLS, MIRROR_ROUNDS = 40, 10, 6, 2
 WATCHED_S, MIRRORED_S = 30.0, 20.0
+FIRE_S, FIRE_EVERY_S = 600.0, 10.0
 SLOW_MLFLOW_S = 10.0
+S3_LATENCY_S = 0.025
 STATE_MB, BATCH_SIZE = 14.0, 64
+_DRIVER = "train_core.driver.process_entry"
+_IDLE_WORKER = "ray::TrainWorker"
+"""The title of a worker that runs nothing: of a spare that is ready."""
 
-RECOVERED = "from SIGKILL until all ranks have done a new step, s"
-FETCHING = "the same with two processes a rank that fetch data, s"
-ALL = "both together, s"
+UNTIL = "from SIGKILL until all ranks have ended a step beyond all done before, s"
+RECOVERED = f"a spare is ready: {UNTIL}"
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "140 MB of state": {"state_mb": 140.0},
+    "three ranks": {"num_workers": 3},
+    "four ranks": {"num_workers": 4},
+    "two processes a rank that fetch data": {"data_workers": 2},
+    "`dataset()` takes 3 s": {"dataset_s": 3.0},
+    "S3, 25 ms away": {"is_on_s3": True},
+    "no spare": {"spares": 0},
+}
+"""What is measured beside it, each with one thing that is otherwise."""
 WARNED = "from SIGKILL to the driver's warning, s"
 STEPS = "steps done again"
 LOST = "work done again, s"
-STOCK = "stock Ray Train, from SIGKILL until all ranks have done a new step, s"
+STOCK = f"stock Ray Train: {UNTIL}"
 STOCK_LOST = "stock Ray Train, work done again, s"
 IMPORTED = "import torch in a process of its own, s"
+UNDISTURBED = "nobody is killed, steps/s"
+UNDER_FIRE = f"a rank is killed every {FIRE_EVERY_S:g} s, new steps/s"
 WELL = "MLflow answers at once, steps/s"
 SLOW = "MLflow takes ten seconds for an answer, steps/s"
 ABSENT = "nobody listens where MLflow should be, steps/s"
@@ -58,25 +76,43 @@ ABSENT = "nobody listens where MLflow should be, steps/s"
 class Training:
     """One of ours, in a thread, with what it notes of its steps."""
 
-    def __init__(self, folder: Path, tracking_uri: str = "", **config: Any) -> None:
-        self.notes = Notes(folder / "notes")
-        self.notes.folder.mkdir(parents=True)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        storage: str = "",
+        tracking_uri: str = "",
+        state_mb: float = STATE_MB,
+        dataset_s: float = 0,
+        num_workers: int = NUM_RANKS,
+        spares: int = 1,
+        **config: Any,
+    ) -> None:
+        self.notes = Notes(folder / "notes", num_workers)
         self.log: list[tuple[float, str]] = []
+        self.spares = spares
         asked = TrainConfig(
             workload="benchmarks.recovery.workload:Noted",
-            settings={"state_mb": STATE_MB, "notes": str(self.notes.folder)},
+            settings={
+                "state_mb": state_mb,
+                "notes": str(self.notes.folder),
+                "dataset_s": dataset_s,
+            },
             batch_size=BATCH_SIZE,
-            num_workers=NUM_RANKS,
-            checkpoint_every_s=1,
+            num_workers=num_workers,
+            num_shards=num_workers,
+            # All of them share two cores.
+            cpus_per_worker=min(1, 2 / num_workers),
+            checkpoint_every_s=CYCLE_S,
             checkpoint_every_epochs=0,
             gpus_per_worker=0,
             monitor="validation/loss",
             monitor_order="min",
+            spares=spares,
             **config,
         )
-        request = DriverRequest(
-            storage=str(folder / "runs"), run="run", config=asked, tracking_uri=tracking_uri
-        )
+        storage = storage or str(folder / "runs")
+        request = DriverRequest(storage=storage, run="run", config=asked, tracking_uri=tracking_uri)
         self.driver = Driver.start(request, lambda line: self.log.append((time.time(), line)))
         self._thread = threading.Thread(target=self._train)
 
@@ -95,6 +131,21 @@ class Training:
         wait_until(lambda: any("begins again" in line for at, line in self.log if at > after))
         return next(found)
 
+    def wait_until_steady(self) -> None:
+        """Wait until all ranks train and the spares are ready."""
+        self.notes.wait_for_steps(5)
+        wait_until(lambda: len(self.ready_spares()) >= self.spares)
+
+    def ready_spares(self) -> list[psutil.Process]:
+        """The workers that are no rank, and have nothing left to prepare."""
+        ranks = {self.notes.rank(number)["pid"] for number in range(self.notes.num_ranks)}
+        found = []
+        for one in child(psutil.Process(), _DRIVER).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if one.pid not in ranks and one.cmdline()[:1] == [_IDLE_WORKER]:
+                    found.append(one)
+        return found
+
     def _train(self) -> None:
         with suppress(StoppedError):
             self.driver.ask(TRAIN, TRAIN.arguments())
@@ -108,25 +159,85 @@ def import_torch(report: Report) -> None:
 
 
 def kill_ours(folder: Path, report: Report, drawn: random.Random, kills: int) -> None:
-    """Half of the kills meet ranks with processes that fetch data."""
-    for data_workers, series in ((0, RECOVERED), (2, FETCHING)):
-        with Training(folder / f"fetching-{data_workers}", data_workers=data_workers) as training:
-            if not data_workers:
-                watch(training, report)
-            for _ in range(kills // 2):
+    """The figure: two ranks, a small state, a spare."""
+    with Training(folder / "ours") as training:
+        watch(training, report)
+        for _ in range(kills):
+            training.wait_until_steady()
+            kill = training.notes.kill_once(drawn)
+            report.add(RECOVERED, kill.recovered_s)
+            report.add(STEPS, kill.steps_lost)
+            report.add(LOST, kill.work_lost_s)
+            report.add(WARNED, training.warned_at(kill.at) - kill.at)
+
+
+def kill_others(folder: Path, report: Report, drawn: random.Random, kills: int) -> None:
+    """The same where one thing is otherwise."""
+    for number, (name, otherwise) in enumerate(CONTENDERS.items()):
+        with ExitStack() as used:
+            config = dict(otherwise)
+            if config.pop("is_on_s3", False):
+                if not has_object_store():
+                    report.note(f"{name}: not measured, there is no S3 server here")
+                    continue
+                config["storage"] = used.enter_context(_distant_bucket(folder / "store"))
+            training = used.enter_context(Training(folder / f"other-{number}", **config))
+            for _ in range(kills):
+                training.wait_until_steady()
                 kill = training.notes.kill_once(drawn)
-                report.add(series, kill.recovered_s)
-                report.add(STEPS, kill.steps_lost)
-                report.add(LOST, kill.work_lost_s)
-                report.add(WARNED, training.warned_at(kill.at) - kill.at)
+                report.add(f"{name}: {UNTIL}", kill.recovered_s)
+                report.add(f"{name}: {STEPS}", kill.steps_lost)
+
+
+@contextmanager
+def _distant_bucket(folder: Path) -> Iterator[str]:
+    """A bucket of a real S3 server, each of whose answers comes later."""
+    with object_store_in(folder) as bucket:
+        near = os.environ["AWS_ENDPOINT_URL"]
+        with FaultProxy(near, latency_s=S3_LATENCY_S) as distant:
+            os.environ["AWS_ENDPOINT_URL"] = distant.url
+            try:
+                yield bucket
+            finally:
+                os.environ["AWS_ENDPOINT_URL"] = near
+
+
+def train_under_fire(folder: Path, report: Report, drawn: random.Random, for_s: float) -> None:
+    """Useful steps of a training whose ranks are killed again and again, beside undisturbed ones.
+
+    Without the spares' imports there would be more: their CPU seconds are the trainings'.
+    """
+    with Training(folder / "fire") as training:
+        notes = training.notes
+        notes.wait_for_steps(20)
+        # Before the first spare, which is started after 30 s.
+        began, at = notes.newest(), time.monotonic()
+        time.sleep(15)
+        undisturbed = (notes.newest() - began) / (time.monotonic() - at)
+        training.wait_until_steady()
+        began, at, of_spares, kills = notes.newest(), time.monotonic(), 0.0, 0
+        while time.monotonic() < at + for_s:
+            next_at = time.monotonic() + FIRE_EVERY_S
+            of_spares += sum(seconds(one) for one in training.ready_spares())
+            os.kill(notes.rank(drawn.randrange(NUM_RANKS))["pid"], signal.SIGKILL)
+            kills += 1
+            time.sleep(max(0, next_at - time.monotonic()))
+        took_s = time.monotonic() - at
+        under_fire = (notes.newest() - began) / took_s
+    report.add(UNDISTURBED, undisturbed)
+    report.add(UNDER_FIRE, under_fire)
+    share = of_spares / took_s / len(os.sched_getaffinity(0))
+    report.figure("goodput_under_fire", under_fire / undisturbed)
+    report.figure("goodput_without_imports", under_fire / undisturbed / (1 - share))
+    report.note(f"{kills} kills in {took_s:.0f} s; spares took {100 * share:.0f}% of the cores")
 
 
 def kill_stock(folder: Path, report: Report, drawn: random.Random, kills: int) -> None:
     """The same done to stock Ray Train."""
     notes = Notes(folder / "notes")
-    notes.folder.mkdir(parents=True)
     with stock_training(folder, notes.folder):
         for _ in range(kills):
+            notes.wait_for_steps(5)
             kill = notes.kill_once(drawn)
             report.add(STOCK, kill.recovered_s)
             report.add(STOCK_LOST, kill.work_lost_s)
@@ -154,10 +265,10 @@ def stock_training(folder: Path, notes: Path) -> Iterator[None]:
 
 def watch(training: Training, report: Report) -> None:
     """What those who watch cost beside those who train, while nothing happens."""
-    wait_until(lambda: len(training.notes.steps()) > 20)
+    training.notes.wait_for_steps(20)
     ranks = [training.notes.rank(number) for number in range(NUM_RANKS)]
     pids = {rank["pid"] for rank in ranks}
-    driver = child(psutil.Process(), "train_core.driver.process_entry")
+    driver = child(psutil.Process(), _DRIVER)
     # Those of Ray that do not train, and hold no copy of a rank.
     of_ray = [one for one in driver.children(recursive=True) if one.pid not in pids]
 
@@ -186,8 +297,9 @@ def mirror(folder: Path, server: str, report: Report, number: int) -> None:
         # Another contender begins each round.
         turns = list(addresses)[number % 3 :] + list(addresses)[: number % 3]
         for which in turns:
-            with Training(folder / which.split(",")[0], addresses[which]) as training:
-                wait_until(lambda: len(training.notes.steps()) > 20)
+            name, address = which.split(",")[0], addresses[which]
+            with Training(folder / name, tracking_uri=address, spares=0) as training:
+                training.notes.wait_for_steps(20)
                 time.sleep(MIRRORED_S)
                 steps = training.notes.steps()[20:]
             report.add(which, (len(steps) - 1) / (steps[-1].at - steps[0].at))
@@ -218,15 +330,17 @@ def listening(rank: dict[str, Any]) -> float:
 def main() -> None:
     """Measure, print the table and the line of JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=KILLS, help="of ours, half with data workers")
+    parser.add_argument("--kills", type=int, default=KILLS, help="for the figure")
+    parser.add_argument("--more-kills", type=int, default=MORE_KILLS, help="of each other one")
     parser.add_argument("--stock-kills", type=int, default=STOCK_KILLS)
+    parser.add_argument("--fire-s", type=float, default=FIRE_S, help="how long ranks are killed")
     parser.add_argument("--mirror-rounds", type=int, default=MIRROR_ROUNDS)
     asked = parser.parse_args()
     drawn = random.Random(0)
     report = Report(
         (
-            *("recovery_s", "recovery_p95_s", "recovery_vs_stock_restart"),
-            *("steps_lost", "work_lost_s"),
+            *("recovery_new_step_s", "recovery_new_step_p95_s", "recovery_vs_stock_restart"),
+            *("steps_lost", "work_lost_s", "goodput_under_fire", "goodput_without_imports"),
             *("detect_s", "watch_cpu_pct", "speed_with_mlflow_slow", "speed_with_mlflow_absent"),
         )
     )
@@ -234,20 +348,28 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="bench-") as scratch,
         mlflow_server(Path(scratch)) as server,
     ):
+        folder = Path(scratch)
         import_torch(report)
-        kill_ours(Path(scratch, "ours"), report, drawn, asked.kills)
+        if asked.kills:
+            kill_ours(folder, report, drawn, asked.kills)
+        if asked.more_kills:
+            kill_others(folder, report, drawn, asked.more_kills)
         import_torch(report)
-        kill_stock(Path(scratch, "stock"), report, drawn, asked.stock_kills)
+        if asked.stock_kills:
+            kill_stock(folder / "stock", report, drawn, asked.stock_kills)
+        if asked.fire_s:
+            train_under_fire(folder, report, drawn, asked.fire_s)
         for number in range(asked.mirror_rounds):
-            mirror(Path(scratch, f"mirrored-{number}"), server, report, number)
-    report.add(ALL, *report.series[RECOVERED], *report.series[FETCHING])
-    median = report.median(ALL)
-    report.figure("recovery_s", median)
-    report.figure("recovery_p95_s", report.p95(ALL))
-    report.figure("steps_lost", sum(report.series[STEPS]))
-    report.figure("recovery_vs_stock_restart", median / report.median(STOCK))
-    report.figure("work_lost_s", max(report.series[LOST]))
-    report.figure("detect_s", max(report.series[WARNED]))
+            mirror(folder / f"mirrored-{number}", server, report, number)
+    if asked.kills:
+        report.figure("recovery_new_step_s", report.median(RECOVERED))
+        report.figure("recovery_new_step_p95_s", report.p95(RECOVERED))
+        report.figure("steps_lost", sum(report.series[STEPS]))
+        report.figure("work_lost_s", max(report.series[LOST]))
+        report.figure("detect_s", max(report.series[WARNED]))
+    if asked.kills and asked.stock_kills:
+        ratio = report.median(RECOVERED) / report.median(STOCK)
+        report.figure("recovery_vs_stock_restart", ratio)
     for which, name in ((SLOW, "speed_with_mlflow_slow"), (ABSENT, "speed_with_mlflow_absent")):
         if asked.mirror_rounds:
             report.figure(name, report.median(which) / report.median(WELL))

@@ -14,6 +14,8 @@ from typing import Any
 
 WITHIN_S = 120.0
 NUM_RANKS = 2
+CYCLE_S = 1.0
+"""From a checkpoint to the next: a kill falls anywhere in it."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,10 @@ class Kill:
 class Notes:
     """The folder in which the ranks of one training note their steps."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_ranks: int = NUM_RANKS) -> None:
+        folder.mkdir(parents=True)
         self.folder = folder
+        self.num_ranks = num_ranks
 
     def steps(self, rank: int = 0) -> list[Step]:
         """The steps of a rank, in the order in which they were done."""
@@ -59,19 +63,26 @@ class Notes:
         found: dict[str, Any] = json.loads((self.folder / f"rank-{number}.json").read_text())
         return found
 
+    def newest(self) -> int:
+        """The newest step that any rank has done."""
+        return max((step.number for rank in self._ranks for step in self.steps(rank)), default=0)
+
+    def wait_for_steps(self, count: int) -> None:
+        """Wait until so many more are done."""
+        begun = len(self.steps())
+        wait_until(lambda: len(self.steps()) >= begun + count)
+
     def kill_once(self, drawn: random.Random) -> Kill:
         """Kill a rank at a moment, both drawn, and wait until all ranks train further."""
-        begun = len(self.steps())
-        wait_until(lambda: len(self.steps()) > begun + 5)
-        time.sleep(drawn.uniform(1, 4))
-        victim = drawn.randrange(NUM_RANKS)
+        time.sleep(drawn.uniform(0, CYCLE_S))
+        victim = drawn.randrange(self.num_ranks)
         pid = self.rank(victim)["pid"]
         at = time.time()
         os.kill(pid, signal.SIGKILL)
-        before = [step for rank in range(NUM_RANKS) for step in self.steps(rank) if step.at <= at]
+        before = [step for rank in self._ranks for step in self.steps(rank) if step.at <= at]
         done = max(step.number for step in before)
-        wait_until(lambda: all(self._beyond(rank, done, pid) for rank in range(NUM_RANKS)))
-        firsts = [step for rank in range(NUM_RANKS) if (step := self._beyond(rank, done, pid))]
+        wait_until(lambda: all(self._beyond(rank, done, pid) for rank in self._ranks))
+        firsts = [step for rank in self._ranks if (step := self._beyond(rank, done, pid))]
         after = [step.number for step in self.steps(victim) if step.at > at and step.pid != pid]
         again = [step for step in before if step.number >= after[0]]
         began = max((step.at for step in before if step.number == after[0] - 1), default=at)
@@ -81,6 +92,10 @@ class Notes:
             max(0, done - after[0] + 1),
             max(step.at for step in again) - began if again else 0.0,
         )
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.num_ranks)
 
     def _beyond(self, rank: int, done: int, killed: int) -> Step | None:
         """The first step beyond those that this rank did after the kill."""

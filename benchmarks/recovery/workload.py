@@ -7,17 +7,20 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from benchmarks.checkpoint.workload import Blocks, BlocksSettings
+from train_core import Split
 
 
 class NotedSettings(BlocksSettings):
-    """Where to note it."""
+    """Where to note it, and how slowly the data are there."""
 
     notes: str = ""
+    dataset_s: float = 0
 
 
 class Noted(Blocks):
@@ -25,6 +28,12 @@ class Noted(Blocks):
 
     Settings = NotedSettings
     settings: NotedSettings
+
+    def dataset(self, split: Split) -> Any:
+        """As of blocks; the training split takes its time, as one that is parsed."""
+        if split == "train":
+            time.sleep(self.settings.dataset_s)
+        return super().dataset(split)
 
     def after_step(self, model: nn.Module, step: int) -> None:
         """Note the step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 
+from tests.chaos.further import FURTHER
 from tests.chaos.stages import AFTER_TRAINING, HELD, INFERENCE
 from tests.chaos.strike import Fault
 
@@ -13,6 +14,12 @@ SCHEDULED = [
     *(Fault("rank 1", stage, rank=1) for stage in ("set-up", "first step", "mid-epoch", "upload")),
     Fault("rank 1", "validation", rank=1),
     *(Fault("all ranks", stage) for stage in ("mid-epoch", "before the manifest")),
+    *(Fault("ranks 02", stage, workers=3) for stage in ("mid-epoch", "upload", "validation")),
+    *(Fault("rank 1", "mid-epoch", rank=1, then=then) for then in FURTHER),
+    *(
+        Fault("rank 1", stage, rank=1, how=signal.SIGTERM)
+        for stage in ("mid-epoch", "upload", "validation")
+    ),
     *(
         Fault(victim, stage)
         for victim in ("the raylet", "the head")

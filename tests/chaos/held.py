@@ -6,12 +6,13 @@ Each rank leaves its pid where it stands. Who scores is no rank, and is held as 
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.chaos.standing import HOLD, NOTES, note_pid, note_step, stand_still
+from tests.chaos.standing import HOLD, NOTES, PACE, note_pid, note_step, stand_still
 from train_core import Batch
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import CheckpointManifest
@@ -55,6 +56,7 @@ class HeldDigits(Digits):
 
     def after_step(self, model: nn.Module, step: int) -> None:
         self.trains = True
+        time.sleep(float(os.environ.get(PACE, "0")))
         if step == FIRST_STEP:
             reach("first step")
         if step == MIDDLE_STEP:

@@ -45,7 +45,7 @@ PARAMETERS = (
     *("retrain", "--workload", "tests.chaos.held:HeldDigits", "--epochs", "3"),
     *("--batch-size", "64", "--num-shards", "4"),
     *("--checkpoint-every-steps", "7", "--gpus-per-worker", "0"),
-    *("--checkpoint-backpressure", "wait"),
+    *("--checkpoint-backpressure", "wait", "--spares", "1"),
     # So each of them becomes champion, although it is as good as the one before.
     "--min-improvement=-1",
 )
@@ -63,6 +63,8 @@ class House:
     hang_timeout_s: float = 10.0
     num_workers: int = 2
     """They share two cores."""
+    eval_batch_size: int = 0
+    """0: each rank has two batches of validation, and is held in the first."""
     object_store: Path | None = None
     """The files of the S3 server of `tests/object-store.sh`, if there is one."""
 
@@ -93,8 +95,7 @@ class House:
         more += ["--hang-timeout-s", f"{self.hang_timeout_s:g}"]
         more += ["--num-workers", f"{self.num_workers}"]
         more += ["--cpus-per-worker", f"{20 // self.num_workers / 10:g}"]
-        # Each rank has two batches of validation, and is held in the first.
-        more += ["--eval-batch-size", f"{90 // self.num_workers}"]
+        more += ["--eval-batch-size", f"{self.eval_batch_size or 90 // self.num_workers}"]
         if self.ray_address:
             runtime_env = json.dumps({"env_vars": told or {}})
             more += ["--ray-address", self.ray_address, "--runtime-env", runtime_env]

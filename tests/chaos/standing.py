@@ -12,6 +12,8 @@ from pathlib import Path
 
 HOLD = "EVERTRAIN_TEST_HOLD"
 NOTES = "EVERTRAIN_TEST_NOTES"
+PACE = "EVERTRAIN_TEST_PACE"
+"""How many seconds each step takes more, so that there is time for several blows."""
 
 
 def stand_still(*, leaves_pid: bool = False) -> None:
@@ -36,6 +38,12 @@ def note_pid(rank: int) -> None:
 def note_step(step: int) -> None:
     """Leave the newest step that is done."""
     _note("step", str(step))
+
+
+def newest_step(notes: Path) -> int:
+    """The newest step that rank 0 has done; 0 before the first one."""
+    noted = notes / "step"
+    return int(noted.read_text()) if noted.exists() else 0
 
 
 def _note(name: str, text: str) -> None:

@@ -9,12 +9,13 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 
+from tests.chaos.further import further_blows
 from tests.chaos.pipeline import (
     JOB_ENDS_WITHIN_S,
     House,
@@ -24,7 +25,7 @@ from tests.chaos.pipeline import (
     unfinished,
 )
 from tests.chaos.stages import HELD, is_held
-from tests.chaos.standing import HOLD, NOTES
+from tests.chaos.standing import HOLD, NOTES, PACE, newest_step
 from tests.flows.prefect_side import shown_in_prefect
 from train_core.storage.records.journal import read_segments
 from train_core.storage.records.names import REPORT_JSON
@@ -42,6 +43,10 @@ class Fault:
     how: signal.Signals = signal.SIGKILL
     after_s: float = 0.0
     """If the moment is random: seconds after the command began."""
+    workers: int = 0
+    """That train; 0: as many as of the other pipelines."""
+    then: str = ""
+    """Who is struck afterwards, as `tests.chaos.further` has them; the steps take longer."""
 
     @property
     def must_heal(self) -> bool:
@@ -51,7 +56,8 @@ class Fault:
 
     def __str__(self) -> str:
         when = f" after {self.after_s:.1f} s" if self.after_s else ""
-        return f"{self.how.name} of {self.victim}{when}"
+        then = f", then of {self.then}" if self.then else ""
+        return f"{self.how.name} of {self.victim}{when}{then}"
 
 
 class Disturbance(Protocol):
@@ -108,7 +114,11 @@ def _strike(
     notes = house.home / f"notes-{run}"
     notes.mkdir()
     hold = f"{fault.stage}@{fault.rank}" if is_held(fault.stage) else "nothing"
-    told = {HOLD: hold, NOTES: str(notes)}
+    told = {HOLD: hold, NOTES: str(notes)} | ({PACE: "0.3"} if fault.then else {})
+    if fault.workers:
+        # Metrics of other batches are rounded otherwise.
+        batch = 90 // house.num_workers
+        house = replace(house, num_workers=fault.workers, eval_batch_size=batch)
     environment = house.environment | told | {"TMPDIR": str(scratch)}
     again = False
     with started(house.command(run, told), house.home, environment) as first:
@@ -129,6 +139,8 @@ def _strike(
         # Who is held dies of it, or lives on with what is left; a request to stop is heard.
         first.wait_until_felt(notes / f"pid-{fault.rank}")
         (notes / "go-on").touch()
+        if fault.then:
+            further_blows(fault.then, first, notes)
         code = first.end()
     log, left = first.log, remaining(first.belongings)
     if code != 0:
@@ -173,8 +185,9 @@ def victims(
     if fault.victim == "the flow":
         return [psutil.Process(flow.pid)]
     of = {"all ranks": "pid-*", "who scores": "pid-0"}
-    if fault.victim in of or fault.victim.startswith("rank "):
-        files = notes.glob(of.get(fault.victim, f"pid-{fault.victim[5:]}"))
+    if fault.victim in of or fault.victim.startswith("rank"):
+        # "rank 1" is one of them, "ranks 01" are two.
+        files = notes.glob(of.get(fault.victim, f"pid-[{fault.victim.split()[-1]}]"))
         found = []
         for file in sorted(files):
             with suppress(psutil.NoSuchProcess):
@@ -195,12 +208,6 @@ def victims(
             if any(title in argument for argument in process.cmdline()[:3]):
                 found.append(process)
     return found[:1]
-
-
-def newest_step(notes: Path) -> int:
-    """The newest step that rank 0 has done; 0 before the first one."""
-    noted = notes / "step"
-    return int(noted.read_text()) if noted.exists() else 0
 
 
 def left_in(scratch: Path, *, besides: str = "ray") -> list[str]:

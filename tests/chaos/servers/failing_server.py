@@ -27,8 +27,8 @@ from tests.chaos.servers.servers import (
     Victim,
 )
 from tests.chaos.stages import is_held
-from tests.chaos.standing import HOLD, NOTES
-from tests.chaos.strike import Recovery, left_in, newest_step, recovered_at, repeated
+from tests.chaos.standing import HOLD, NOTES, newest_step
+from tests.chaos.strike import Recovery, left_in, recovered_at, repeated
 from tests.conftest import BUCKET
 from tests.flows.prefect_side import shown_in_prefect
 
