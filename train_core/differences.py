@@ -116,6 +116,11 @@ _KEPT_OUTSIDE = (
     "Batches, model and optimizer are the same: what differs is kept outside of them. See "
     "`state_dict` and `load_state_dict` of a workload (docs/workloads.md)."
 )
+_KEPT_IN_THE_PROCESS = (
+    "All processes anew give the same, and those that live on do not: something stays in a process "
+    "that no `state_dict` has, as a module's global or an attribute of a class. Have it in the "
+    "workload's `state_dict`, or in the model."
+)
 _BEFORE_THE_KILL = (
     "They differ before the kill: two trainings from the same seed are not the same. The workload "
     "draws from a generator that evertrain does not seed (`default_rng()`, `os.urandom`), or reads "
@@ -159,6 +164,12 @@ class ResumeVerdict(Result):
     comparison: RunsComparison
     resumed_differs: FirstDifference | None
     """Where the killed run first differs from the undisturbed one, also before the kill."""
+    in_place: RunsComparison | None
+    """How the run ended of which one rank was killed; None: there was none."""
+    in_place_differs: FirstDifference | None
+    """Where that run first differs from the undisturbed one."""
+    not_in_place: str
+    """Why no rank was killed while others train on; empty: one was."""
     plain_differs: FirstDifference | None
     """Where the training in plain PyTorch first differs from the undisturbed run."""
     not_plain: str
@@ -167,7 +178,9 @@ class ResumeVerdict(Result):
     @property
     def is_exact(self) -> bool:
         """Whether nothing differs, as far as it was compared."""
-        return self.identical and self.resumed_differs is None and self.plain_differs is None
+        differing = (self.resumed_differs, self.in_place_differs, self.plain_differs)
+        is_same_in_place = self.in_place is None or self.in_place.is_same
+        return self.identical and is_same_in_place and not any(differing)
 
     @property
     def cause(self) -> str:
@@ -181,7 +194,9 @@ class ResumeVerdict(Result):
             return _AFTER_THE_KILL[_BY_NAME.get(found.kind, found.kind)]
         if plain:
             return _NOT_PLAIN[_BY_NAME.get(plain.kind, plain.kind)]
-        return "" if self.identical else _KEPT_OUTSIDE
+        if not self.identical:
+            return _KEPT_OUTSIDE
+        return "" if self.is_exact else _KEPT_IN_THE_PROCESS
 
 
 StepDigests = Mapping[int, Mapping[str, str]]

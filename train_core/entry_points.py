@@ -15,7 +15,9 @@ ISOLATED_CALL = "train_core.tools.isolated_call"
 """One function in a process of its own: started by `client.isolated`."""
 STANDALONE_RANK = "train_core.tools.standalone"
 """One rank without Ray, under torchrun: started by `client.verify_resume`."""
-PROGRAMS = (DRIVER, JOB, ISOLATED_CALL, STANDALONE_RANK)
+KILLED_IN_PLACE_RANK = "train_core.tools.killed_in_place"
+"""One rank without Ray, of a training that goes on in place: started by its `train_in_place`."""
+PROGRAMS = (DRIVER, JOB, ISOLATED_CALL, STANDALONE_RANK, KILLED_IN_PLACE_RANK)
 
 TRAIN = "train_core.rank.training:train"
 """One rank of a training."""

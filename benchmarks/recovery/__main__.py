@@ -138,13 +138,16 @@ class Training:
 
     def ready_spares(self) -> list[psutil.Process]:
         """The workers that are no rank, and have nothing left to prepare."""
+        return [one for one, title in self.workers_beside() if title == _IDLE_WORKER]
+
+    def workers_beside(self) -> Iterator[tuple[psutil.Process, str]]:
+        """The workers that are no rank, or not yet, and their titles."""
         ranks = {self.notes.rank(number)["pid"] for number in range(self.notes.num_ranks)}
-        found = []
         for one in child(psutil.Process(), _DRIVER).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if one.pid not in ranks and one.cmdline()[:1] == [_IDLE_WORKER]:
-                    found.append(one)
-        return found
+                title = " ".join(one.cmdline()[:1])
+                if one.pid not in ranks and title.startswith(_IDLE_WORKER):
+                    yield one, title
 
     def _train(self) -> None:
         with suppress(StoppedError):
@@ -215,18 +218,22 @@ def train_under_fire(folder: Path, report: Report, drawn: random.Random, for_s: 
         time.sleep(15)
         undisturbed = (notes.newest() - began) / (time.monotonic() - at)
         training.wait_until_steady()
-        began, at, of_spares, kills = notes.newest(), time.monotonic(), 0.0, 0
+        spares = {one.pid: seconds(one) for one in training.ready_spares()}
+        began, at, before, kills = notes.newest(), time.monotonic(), sum(spares.values()), 0
         while time.monotonic() < at + for_s:
             next_at = time.monotonic() + FIRE_EVERY_S
-            of_spares += sum(seconds(one) for one in training.ready_spares())
-            os.kill(notes.rank(drawn.randrange(NUM_RANKS))["pid"], signal.SIGKILL)
-            kills += 1
-            time.sleep(max(0, next_at - time.monotonic()))
+            with suppress(ProcessLookupError):
+                os.kill(notes.rank(drawn.randrange(NUM_RANKS))["pid"], signal.SIGKILL)
+                kills += 1
+            while time.monotonic() < next_at:
+                time.sleep(0.5)
+                with suppress(psutil.NoSuchProcess):
+                    spares |= {one.pid: seconds(one) for one, _ in training.workers_beside()}
         took_s = time.monotonic() - at
         under_fire = (notes.newest() - began) / took_s
     report.add(UNDISTURBED, undisturbed)
     report.add(UNDER_FIRE, under_fire)
-    share = of_spares / took_s / len(os.sched_getaffinity(0))
+    share = (sum(spares.values()) - before) / took_s / len(os.sched_getaffinity(0))
     report.figure("goodput_under_fire", under_fire / undisturbed)
     report.figure("goodput_without_imports", under_fire / undisturbed / (1 - share))
     report.note(f"{kills} kills in {took_s:.0f} s; spares took {100 * share:.0f}% of the cores")

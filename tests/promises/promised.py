@@ -126,8 +126,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "export": "`export` writes the verified weights of a checkpoint, or of a run's best, as "
         "one safetensors file.",
         "verify-resume": "`verify-resume` trains your workload undisturbed, killed and resumed, "
-        "and in plain PyTorch, and says `identical` and `plain`, or names the first of what a "
-        "step reads and changes that differs, since which step, and its cause.",
+        "with one rank killed, and in plain PyTorch, and says `identical`, `in place` and "
+        "`plain`, or names the first of what a step reads and changes that differs, since which "
+        "step, and its cause.",
         "verify-code": "`verify` reads every committed file of a run, has a line for each "
         "finding, and ends with code 1 if there is one.",
         "dry-run": "`--dry-run` takes one step through every stage.",

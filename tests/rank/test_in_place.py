@@ -269,3 +269,21 @@ def test_many_kills_leave_as_many_threads_and_descriptors(
     for what in ("threads", "descriptors", "children"):
         assert len({one[what] for one in facts[1:]}) == 1, (what, facts)
     assert facts[-1]["children"] == 0
+
+
+@pytest.mark.timeout(900)
+@FULL_TABLE
+def test_a_hundred_kills_leave_as_much_memory(tmp_path: Path) -> None:
+    alone = RunFolder(str(tmp_path / "alone"), "alone")
+    run(alone, **ASKED | {"epochs": 25})
+    (tmp_path / "killed").mkdir()
+    kills = {number: [kill(0, "before_step", number + 2)] for number in range(1, 101)}
+    found = Trained(tmp_path / "killed", kills, num_workers=2, epochs=25)
+    assert found.digest == digest_of_training(alone)
+    assert found.unwilling == []
+    survivor = found.pids[0][1]
+    facts = [f for f in in_place.facts_of_processes(tmp_path / "killed") if f["pid"] == survivor]
+    assert [one["attempt"] for one in facts] == list(range(1, 101))
+    assert facts[-1]["memory"] <= 1.05 * facts[9]["memory"]
+    for what in ("threads", "descriptors", "children"):
+        assert facts[-1][what] == facts[9][what], what

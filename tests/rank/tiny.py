@@ -255,6 +255,24 @@ class Forgetful(Tiny):
             next(model.parameters()).add_(1e-3 * self.count)
 
 
+class KnowsItsProcess(Tiny):
+    """A model that is made after another one was trained in the same process learns otherwise."""
+
+    has_trained = False
+    factor = 1.0
+
+    def model(self) -> nn.Module:
+        self.factor = 2.0 if KnowsItsProcess.has_trained else 1.0
+        return super().model()
+
+    def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        return super().loss(outputs, batch) * self.factor
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        KnowsItsProcess.has_trained = True
+
+
 class CountsPasses(Tiny):
     """Each second pass of a process weighs more: an attribute that is no buffer."""
 

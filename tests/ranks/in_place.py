@@ -103,6 +103,7 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> Any:
             "threads": process.num_threads(),
             "descriptors": process.num_fds(),
             "children": len(process.children()),
+            "memory": process.memory_info().rss,
         }
         Path(scratch, f"facts-{attempt:03}-{own.rank}").write_text(json.dumps(facts))
         raise

@@ -39,14 +39,20 @@ def test_a_good_workload_is_found_identical_on_other_workers(tmp_path: Path) -> 
     assert (verdict.killed_after, verdict.resumed_after) == (5, 4)
     assert verdict.comparison.steps == [2, 4, 6, 8]
     assert (verdict.comparison.num_entries, verdict.comparison.num_validations) == (10, 2)
-    assert {("undisturbed", 8), ("killed", 5), ("resumed", 8), ("plain", 8)} <= set(shown)
+    phases = {("undisturbed", 8), ("killed", 5), ("resumed", 8), ("in place", 8), ("plain", 8)}
+    assert phases <= set(shown)
     assert (verdict.is_exact, verdict.not_plain, verdict.cause) == (True, "", "")
+    assert verdict.in_place == verdict.comparison
+    assert verdict.not_in_place == ""
 
     resumed = RunFolder(str(tmp_path), "resumed")
     assert {c.name.step: c.name.attempt for c in resumed.checkpoints()} == {2: 1, 4: 1, 6: 2, 8: 2}
     killed = StandaloneTask.model_validate_json((tmp_path / "killed.json").read_text())
     assert killed.config.num_workers == 2
     assert "SIGKILL" in (tmp_path / "killed.log").read_text()
+    # No step was done again, although the newest commit was of the step before.
+    log = (tmp_path / "in-place.log").read_text()
+    assert "resuming after step 5 from the memory of its workers" in log
 
 
 @pytest.mark.slow
@@ -83,6 +89,17 @@ def test_streams_and_hooks_that_draw_resume_exactly(name: str, tmp_path: Path) -
     verdict = verify_resume(request(tmp_path, name, workers=1, workers_after=2), tmp_path)
     assert verdict.is_exact
     assert verdict.not_plain == ("a stream has an order of its own" if "Stream" in name else "")
+
+
+@pytest.mark.slow
+@pytest.mark.promise("verify-resume")
+def test_what_a_process_keeps_beside_its_state_is_found_in_place(tmp_path: Path) -> None:
+    verdict = verify_resume(request(tmp_path, "KnowsItsProcess"), tmp_path)
+    assert verdict.identical
+    assert not verdict.is_exact
+    # The survivor, rank 1, computes the second shard, from the step in which the other one died.
+    assert verdict.in_place_differs == FirstDifference(step=6, name="loss/1/0")
+    assert "something stays in a process" in verdict.cause
 
 
 @pytest.mark.slow

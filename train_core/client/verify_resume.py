@@ -1,8 +1,9 @@
-"""The proof that a workload is trained and resumed exactly: it is trained three times.
+"""The proof that a workload is trained and resumed exactly: it is trained four times.
 
-Once undisturbed, once killed and resumed, and once in plain PyTorch; all is compared to the bit.
-The ranks are real processes under torchrun with gloo, without Ray, and the kill is a SIGKILL. They
-run `train_core.tools.standalone`. The comparison, and plain PyTorch, run in this process,
+Once undisturbed, once killed and resumed, once with a rank that is killed while the other processes
+train on, and once in plain PyTorch; all is compared to the bit. The ranks are real processes with
+gloo, without Ray, and the kill is a SIGKILL. They run `train_core.tools.standalone` under torchrun,
+and `train_core.tools.killed_in_place`. The comparison, and plain PyTorch, run in this process,
 which imports torch for them.
 """
 
@@ -35,7 +36,7 @@ from train_core.storage.addresses import absolute
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 
-Phase = Literal["undisturbed", "killed", "resumed", "plain"]
+Phase = Literal["undisturbed", "killed", "resumed", "in place", "plain"]
 OnStep = Callable[[Phase, int], None]
 """Called now and then with the phase that runs and the steps that its run has done."""
 
@@ -119,7 +120,7 @@ class VerifyResumeRequest(Result):
 def verify_resume(
     request: VerifyResumeRequest, folder: Path, on_step: OnStep | None = None
 ) -> ResumeVerdict:
-    """Train undisturbed; train, kill and resume; train in plain PyTorch; compare.
+    """Train undisturbed; train, kill and resume; kill one rank only; train plainly; compare.
 
     `folder` gets the ranks' tasks and logs. Raises ConfigError for a request that cannot be carried
     out, and StageError, with the end of its log, if a training failed by itself.
@@ -146,9 +147,15 @@ def verify_resume(
     task = task.model_copy(update={"config": after, "kill_after": None})
     _train("resumed", task, folder, on_step)
     comparison = compare_runs(undisturbed, resumed)
+    in_place = fitted_once | {"run": "in-place", "kill_after": killed_after}
+    first = task.model_copy(
+        update={**in_place, "config": config.model_copy(update={"num_workers": request.workers})}
+    )
+    not_in_place = _train_in_place(first, folder, on_step)
     not_plain = _train_plainly(task, folder, on_step)
     steps = _read_digests(folder, "undisturbed")
     of_resumed = _read_digests(folder, "killed", "resumed")
+    of_in_place = steps if not_in_place else _read_digests(folder, "in-place")
     of_plain = steps if not_plain else _read_digests(folder, "plain")
     return ResumeVerdict(
         identical=comparison.is_same,
@@ -159,14 +166,41 @@ def verify_resume(
         resumed_after=newest.step,
         comparison=comparison,
         resumed_differs=first_difference(steps, of_resumed),
+        in_place=None if not_in_place else compare_runs(undisturbed, RunFolder(storage, first.run)),
+        in_place_differs=first_difference(steps, of_in_place),
+        not_in_place=not_in_place,
         plain_differs=first_difference(steps, of_plain),
         not_plain=not_plain,
     )
 
 
-def _read_digests(folder: Path, *phases: Phase) -> StepDigests:
+def _read_digests(folder: Path, *phases: str) -> StepDigests:
     files = [digests_files(folder / f"{phase}.json") for phase in phases]
     return read_digests(*itertools.chain.from_iterable(files))
+
+
+def _train_in_place(task: StandaloneTask, folder: Path, on_step: OnStep | None) -> str:
+    """Train with a rank that is killed; why it could not be done, else empty."""
+    if task.config.num_workers == 1:
+        return "there is one worker, and nobody survives it"
+    if task.config.strategy == "fsdp":
+        return "with strategy fsdp nobody else has what a dead rank had"
+    task_file, run = folder / f"{task.run}.json", RunFolder(task.storage, task.run)
+
+    def show() -> None:
+        if on_step:
+            on_step("in place", int((run.live() or {}).get("step", 0)))
+
+    with users_code_in_command("verify-resume", task.config.workload):
+        with garbage_collection_paused():
+            from train_core.tools.killed_in_place import train_in_place
+        try:
+            train_in_place(task, task_file, show)
+        except StageError:
+            raise _failure("in place", task_file) from None
+    if on_step:
+        on_step("in place", task.config.max_steps)
+    return ""
 
 
 def _train_plainly(task: StandaloneTask, folder: Path, on_step: OnStep | None) -> str:

@@ -12,9 +12,11 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +70,16 @@ def shortened(loaded: LoadedWorkload, num_samples: int) -> LoadedWorkload:
 
 
 class StandaloneTrainer(Trainer):
-    """A trainer that dies by SIGKILL, in the middle of a step, if its task says so."""
+    """A trainer that dies by SIGKILL, in the middle of a step, once, if its task says so."""
 
-    def __init__(self, task: StandaloneTask, task_file: Path, attempt: int, group: Group) -> None:
-        self._task, self._task_file = task, task_file
+    def __init__(
+        self, task: StandaloneTask, task_file: Path, attempt: int, group: Group, **more: Any
+    ) -> None:
+        self._task_file = task_file
+        self._kill_after = None if died_mark(task_file).exists() else task.kill_after
         folder = RunFolder(task.storage, task.run)
         loaded = shortened(LoadedWorkload.of_run(folder, task.config), task.max_samples)
-        super().__init__(folder, task.config, attempt, group, loaded=loaded)
+        super().__init__(folder, task.config, attempt, group, loaded=loaded, **more)
         self._digests = DigestWriter(digests_file(task_file, group.rank))
 
     def step(self) -> None:
@@ -86,7 +91,7 @@ class StandaloneTrainer(Trainer):
         self._digests.end_step(self.progress.step)
 
     def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
-        if self.group.is_rank0 and self.progress.step == self._task.kill_after:
+        if self.group.is_rank0 and self.progress.step == self._kill_after:
             # The save in flight is committed first, so that the same checkpoint is resumed always.
             self.checkpointer.wait()
             died_mark(self._task_file).touch()
@@ -116,7 +121,7 @@ def train(task: StandaloneTask, task_file: Path) -> None:
     held = None
     if group.is_rank0:
         if not folder.exists():
-            create_run(folder, *_record(task))
+            create_run(folder, *record_of(task))
         held = begin_attempt(folder)
     attempt = group.broadcast_from_rank0(held.attempt if held else 0)
     StandaloneTrainer(task, task_file, attempt, group).run()
@@ -150,7 +155,7 @@ def train_plainly(task: StandaloneTask, task_file: Path) -> None:
         digests.end_step(step + 1)
 
 
-def _record(task: StandaloneTask) -> tuple[RunRecord, FileList | None, bytes | None]:
+def record_of(task: StandaloneTask) -> tuple[RunRecord, FileList | None, bytes | None]:
     """The record of a run that begins, the files that its workload names, and what it fits."""
     workload = load_workload(task.config.workload, task.config.settings)
     files = pinned_files(workload)
@@ -178,15 +183,14 @@ def _fitted(task: StandaloneTask, workload: Workload[Any]) -> bytes | None:
     return fit(workload, load_split(workload, "train"))
 
 
-def main() -> None:
-    """Entry point: the file with the task is the only argument."""
+def run_as_rank(task_file: Path, be_rank: Callable[[], None]) -> None:
+    """Call it in the process of a rank; ends the process with code 1 if it raises.
+
+    The first error of all ranks is left for the waiting process.
+    """
     set_up_logging(sys.stderr)
-    task_file = Path(sys.argv[1])
-    task = StandaloneTask.model_validate_json(task_file.read_text())
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
     try:
-        train(task, task_file)
+        be_rank()
     except Exception as error:  # noqa: BLE001 (reported to the waiting process)
         traceback.print_exc()
         kind = "config" if isinstance(error, ConfigError) else type(error).__name__
@@ -195,10 +199,19 @@ def main() -> None:
         with suppress(FileExistsError), error_file(task_file).open("x") as file:
             json.dump({"kind": kind, "message": message}, file)
         sys.exit(1)
+    logging.shutdown()
+
+
+def main() -> None:
+    """Entry point: the file with the task is the only argument."""
+    task_file = Path(sys.argv[1])
+    task = StandaloneTask.model_validate_json(task_file.read_text())
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    run_as_rank(task_file, partial(train, task, task_file))
     if dist.is_initialized():
         # All ranks together: gloo aborts a process that tears its group down while another sends.
         dist.barrier()
-    logging.shutdown()
     os._exit(0)
 
 

@@ -26,11 +26,12 @@ from train_core.differences import ResumeVerdict
 class VerifyResumeCommand(BaseModel):
     """Prove that a workload is trained and resumed exactly, with real processes and a real SIGKILL.
 
-    A short training runs three times on this machine's CPUs, without Ray. The second is killed in
+    A short training runs four times on this machine's CPUs, without Ray. The second is killed in
     the middle of a step and resumed on another number of workers; then every tensor, the rest of
-    the state and every metric of both are compared to the bit. The third is of plain PyTorch,
-    without evertrain's engine; each step's batches, losses, model and optimizer are compared. The
-    exit code is 0 if nothing differs, 1 if something does and 2 if a training failed by itself.
+    the state and every metric of both are compared to the bit. Of the third one rank is killed,
+    and the others train on in their processes. The fourth is of plain PyTorch, without
+    evertrain's engine; each step's batches, losses, model and optimizer are compared. The exit
+    code is 0 if nothing differs, 1 if something does and 2 if a training failed by itself.
     """
 
     workload: WorkloadName = Field(description="The workload to verify, as package.module:Name.")
@@ -56,10 +57,10 @@ class VerifyResumeCommand(BaseModel):
     )
     storage: str = Field(
         default="",
-        description="Path or fsspec URL of a folder, in which both runs get a folder of their own. "
+        description="Path or fsspec URL of a folder, in which the runs get folders of their own. "
         "Unset: a temporary one.",
     )
-    keep: bool = Field(default=False, description="Keep both runs and the logs.")
+    keep: bool = Field(default=False, description="Keep the runs and the logs.")
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
@@ -77,7 +78,7 @@ class VerifyResumeCommand(BaseModel):
         else:
             print_verdict(verdict)
             if kept:
-                say(f"Both runs are in {runs}, their logs in {folder}")
+                say(f"The runs are in {runs}, their logs in {folder}")
         if not verdict.is_exact:
             raise SystemExit(DIFFERENT)
 
@@ -97,6 +98,7 @@ def print_verdict(verdict: ResumeVerdict) -> None:
         )
     else:
         _print_difference(verdict, story)
+    print_in_place(verdict)
     if verdict.not_plain:
         say(f"not compared with plain PyTorch: {verdict.not_plain}")
     elif plain := verdict.plain_differs:
@@ -105,6 +107,18 @@ def print_verdict(verdict: ResumeVerdict) -> None:
         say("plain      Plain PyTorch, without evertrain's engine, gives the same in each step.")
     if verdict.cause:
         say("", verdict.cause)
+
+
+def print_in_place(verdict: ResumeVerdict) -> None:
+    """Print what became of the training of which one rank was killed."""
+    if verdict.not_in_place:
+        say(f"not tried in place: {verdict.not_in_place}")
+    elif since := verdict.in_place_differs:
+        say(f"not in place  With a rank that was replaced, since step {since.step}: {since.what}")
+    elif verdict.in_place and not verdict.in_place.is_same:
+        say("not in place  With a rank that was replaced, the end is another one.")
+    else:
+        say("in place   A rank was killed, the others trained on: the end is the same to the bit.")
 
 
 def _print_difference(verdict: ResumeVerdict, story: str) -> None:
@@ -136,6 +150,7 @@ def _progress(request: VerifyResumeRequest, *, quiet: bool) -> Iterator[OnStep]:
         "undisturbed": (f"undisturbed, {request.workers} workers", request.steps),
         "killed": (f"to be killed, {request.workers} workers", request.killed_after),
         "resumed": (f"resumed, {request.workers_after} workers", request.steps),
+        "in place": (f"in place, {request.workers} workers", request.steps),
         "plain": ("in plain PyTorch", request.steps),
     }
     is_shown = screen.is_terminal

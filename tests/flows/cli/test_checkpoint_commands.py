@@ -290,7 +290,10 @@ def test_export_prints_what_it_wrote_and_overwrites_only_if_told(
 
 
 def verdict(
-    resumed: FirstDifference | None = None, plain: FirstDifference | None = None, **found: Any
+    resumed: FirstDifference | None = None,
+    plain: FirstDifference | None = None,
+    in_place: FirstDifference | None = None,
+    **found: Any,
 ) -> ResumeVerdict:
     compared = {"steps": [2, 4, 6], "num_entries": 10, "num_validations": 2}
     comparison = RunsComparison(**compared | {"metric": None, "state": None} | found)
@@ -303,6 +306,9 @@ def verdict(
         resumed_after=4,
         comparison=comparison,
         resumed_differs=resumed,
+        in_place=comparison,
+        in_place_differs=in_place,
+        not_in_place="",
         plain_differs=plain,
         not_plain="",
     )
@@ -318,11 +324,21 @@ def test_the_verdict_tells_the_story(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.promise("verify-resume")
+def test_what_differs_only_in_place_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    print_verdict(verdict(in_place=FirstDifference(step=6, name="model/0.weight")))
+    identical, in_place, plain, _, cause = capsys.readouterr().out.splitlines()
+    assert identical.startswith("identical  ")
+    assert in_place == "not in place  With a rank that was replaced, since step 6: model/0.weight"
+    assert plain.startswith("plain  ")
+    assert cause.startswith("All processes anew give the same")
+
+
+@pytest.mark.promise("verify-resume")
 def test_two_runs_that_are_equally_wrong_are_told_apart_from_right_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_verdict(verdict(plain=FirstDifference(step=3, name="loss/1/0")))
-    identical, plain, _, cause = capsys.readouterr().out.splitlines()
+    identical, _, plain, _, cause = capsys.readouterr().out.splitlines()
     assert identical.startswith("identical  ")
     assert (
         plain == "not plain  Plain PyTorch gives another result, since step 3: the loss of shard 1"

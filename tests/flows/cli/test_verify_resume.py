@@ -69,7 +69,8 @@ def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
     done = verify_resume("Tiny", "--json", "--storage", "runs", "--workers", str(workers))
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
-    comparison = verdict.pop("comparison")
+    comparison, in_place = verdict.pop("comparison"), verdict.pop("in_place")
+    assert in_place == (comparison if workers > 1 else None)
     assert verdict == {
         "identical": True,
         "workload": "tests.rank.tiny:Tiny",
@@ -79,6 +80,8 @@ def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
         "killed_after": 4,
         "resumed_after": 4,
         "resumed_differs": None,
+        "in_place_differs": None,
+        "not_in_place": "" if workers > 1 else "there is one worker, and nobody survives it",
         "plain_differs": None,
         "not_plain": "",
         "cause": "",
@@ -110,11 +113,11 @@ def test_one_that_does_not_ends_with_code_1_and_the_first_difference(
     assert "two trainings from the same seed are not the same" in done.stdout
     # A line for each of the trainings, where there is no terminal.
     assert [line.partition(",")[0] for line in done.stderr.splitlines()] == [
-        *("undisturbed", "to be killed", "resumed", "in plain PyTorch"),
+        *("undisturbed", "to be killed", "resumed", "in place", "in plain PyTorch"),
     ]
     logs = proof_folder(tmp_path)
     runs = tmp_path / "here" / "runs" / logs.name
-    assert done.stdout.endswith(f"Both runs are in {runs}, their logs in {logs}\n")
+    assert done.stdout.endswith(f"The runs are in {runs}, their logs in {logs}\n")
     assert {path.name for path in logs.glob("*.log")} == {
         *("undisturbed.log", "killed.log", "resumed.log"),
     }
