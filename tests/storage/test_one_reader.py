@@ -60,6 +60,7 @@ PARSERS = {
     # What was written a line before.
     ("train_core/rehearsal/steps.py", "json.loads"),
     ("train_core/tools/isolated_call.py", "json.load"),
+    ("train_core/tools/killed_in_place.py", "StandaloneTask.model_validate_json"),
     ("train_core/tools/standalone.py", "StandaloneTask.model_validate_json"),
     # What pip wrote beside an installed distribution.
     ("train_core/own_code.py", "json.loads"),

@@ -113,7 +113,7 @@ def test_one_that_does_not_ends_with_code_1_and_the_first_difference(
     assert "two trainings from the same seed are not the same" in done.stdout
     # A line for each of the trainings, where there is no terminal.
     assert [line.partition(",")[0] for line in done.stderr.splitlines()] == [
-        *("undisturbed", "to be killed", "resumed", "in place", "in plain PyTorch"),
+        *("undisturbed", "to be killed", "resumed", "in plain PyTorch"),
     ]
     logs = proof_folder(tmp_path)
     runs = tmp_path / "here" / "runs" / logs.name
