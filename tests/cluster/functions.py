@@ -25,9 +25,30 @@ def pid() -> int:
     return os.getpid()
 
 
+def surroundings() -> tuple[dict[str, str], dict[str, int]]:
+    """The environment variables of its process, and the threads that torch and libraries have."""
+    import torch
+    from threadpoolctl import threadpool_info
+
+    threads = {one["filepath"]: one["num_threads"] for one in threadpool_info()}
+    return dict(os.environ), threads | {"torch": torch.get_num_threads()}
+
+
 def note_pid(mark: str) -> None:
     """Write by which process it was called."""
     Path(mark).write_text(str(os.getpid()))
+
+
+def note_pid_and_wait(mark: str) -> None:
+    """Write by which process it was called, and return once there is a file of that name."""
+    note_pid(f"{mark}.pid")
+    pid_after(mark)
+
+
+def touch(mark: str) -> int:
+    """Write a file of that name; by which process it was called."""
+    Path(mark).touch()
+    return os.getpid()
 
 
 def pid_after(mark: str) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,12 +15,12 @@ import pytest
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from train_core import TrainConfig
-from train_core.cluster.outcomes import values
+from train_core.cluster.outcomes import DiedAtStartError, Outcome, values
 from train_core.cluster.pool import WorkerPool
 from train_core.config import available_cpus
 from train_core.driver.ray_session import ClusterRaySession
 from train_core.errors import UserCodeError
-from train_core.timing import ClusterTiming
+from train_core.timing import TIMING, ClusterTiming
 
 pytestmark = pytest.mark.timeout(180)
 CONFIG = TrainConfig(num_workers=2, cpus_per_worker=0.5, gpus_per_worker=0)
@@ -206,3 +208,56 @@ def test_a_stage_keeps_workers_that_may_soon_be_placed(own_pool: OwnPool) -> Non
         free()
         assert found.result() is pool
     assert pool._slots is started
+
+
+def with_a_spare_that_prepares_itself(pool: WorkerPool, mark: Path) -> list[int]:
+    """The processes of both workers, of which the second is killed, and that of the spare.
+
+    The spare is ready when there is a file of the name `mark`.
+    """
+    pool.start(CONFIG)
+    pids = returned(pool.run_ranks(f"{HERE}:pid", lambda _: (), check=int))
+    assert pool._slots
+    pool._slots.start_spare(f"{HERE}:note_pid_and_wait", (str(mark),))
+    while not Path(f"{mark}.pid").exists():
+        time.sleep(0.05)
+    psutil.Process(pids[1]).kill()
+    pool.replace({1})
+    return [*pids, int(Path(f"{mark}.pid").read_text())]
+
+
+def returned(outcomes: dict[int, Outcome]) -> list[int]:
+    return values({str(slot): one for slot, one in outcomes.items()}, "")
+
+
+def test_a_spare_that_prepares_itself_is_waited_for_before_ranks_look_for_each_other(
+    own_pool: OwnPool, tmp_path: Path
+) -> None:
+    pool, mark = own_pool(WorkerPool(CONFIG, [HERE])), tmp_path / "ready"
+    first, _, spare = with_a_spare_that_prepares_itself(pool, mark)
+    began, seconds = tmp_path / "began", []
+
+    def check() -> None:
+        assert not began.exists()
+        seconds.append(1)
+        if len(seconds) == 3:
+            mark.touch()
+
+    outcomes = pool.run_ranks(f"{HERE}:touch", lambda _: (str(began),), check=check)
+    assert len(seconds) >= 3
+    assert returned(outcomes) == [first, spare]
+
+
+def test_a_spare_that_does_not_come_to_its_end_is_replaced_and_nobody_else(
+    own_pool: OwnPool, tmp_path: Path
+) -> None:
+    pool = own_pool(WorkerPool(CONFIG, [HERE]))
+    first, second, spare = with_a_spare_that_prepares_itself(pool, tmp_path / "never")
+    pool.timing = replace(pool.timing, start_s=2)
+    with pytest.raises(DiedAtStartError, match="have not started in 2 s") as raised:
+        pool.run_ranks(f"{HERE}:pid", lambda _: (), check=int)
+    pool.timing = TIMING.cluster
+    pool.replace(raised.value.slots)
+    found = returned(pool.run_ranks(f"{HERE}:pid", lambda _: (), check=int))
+    assert found[0] == first
+    assert found[1] not in (second, spare)

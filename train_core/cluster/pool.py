@@ -165,8 +165,9 @@ class WorkerPool:
         failed. Then `end_others` is called with the outcomes; if it has asked the others to end,
         they are waited for, `ClusterTiming.leave_s` at most; `cut_off` is called when half of it is
         over. `check` is called each second while workers start, and when all have started; it may
-        raise. `spares` are started while the ranks run, and end with them. Raises DiedAtStartError,
-        the first cause if a worker does not start, and ConnectionError if Ray itself ended.
+        raise. `spares` are started while the ranks run, and end with them. Raises DiedAtStartError
+        for workers that do not start in `ClusterTiming.start_s`, or another first cause, and
+        ConnectionError if Ray itself ended.
         """
         with self._calling:
             slots = self._current()
@@ -285,7 +286,9 @@ class WorkerPool:
         def check_start() -> None:
             check()
             if time.monotonic() > deadline:
-                raise ConnectionError(f"the workers have not started in {self.timing.start_s:g} s")
+                # One that does not come to its end as it loads data is no better than a dead one.
+                cause = f"the workers have not started in {self.timing.start_s:g} s"
+                raise DiedAtStartError(set(calls.running), cause)
 
         outcomes = calls.settle(check_start)
         of_workers = {f"worker {slot}": one for slot, one in outcomes.items()}

@@ -20,7 +20,7 @@ from train_core.config import TrainConfig
 # Ray's annotations do not know the second one.
 _OPTIONS: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {WORK: 1, CONTROL: 1}}
 _ANSWER_S = 0.5
-"""How long a spare may take to answer as it is needed."""
+"""How long a spare may take to answer as it is needed, and a worker as a spare is started."""
 _WORKER: Any = ray.remote(**_OPTIONS)(TrainWorker)
 
 
@@ -108,21 +108,25 @@ class Slots:
     def replace(self, slot: int) -> None:
         """End the worker of a slot by SIGKILL and start another there, while the others live on.
 
-        The slot keeps what it reserves. Calls on the earlier worker settle as `Died`.
+        The slot keeps what it reserves. Calls on the earlier worker settle as `Died`. Those on the
+        new one wait until it has prepared itself.
         """
         ray.kill(self.workers[slot])
         self.workers[slot] = self._take_spare() or self._start_worker(slot)
 
     def start_spare(self, function: str, arguments: Sequence[Any]) -> None:
-        """Start a spare on the node of the first slot, which then calls `module:name`."""
-        # By itself Ray gives a worker without CPUs one thread.
-        threads = {"OMP_NUM_THREADS": str(max(1, int(self.layout.resources.get("CPU", 0))))}
+        """Start a spare on the node of the first slot, which then calls `module:name`.
+
+        Raises RayError if the worker there does not answer.
+        """
+        threads = ray.get(self.workers[0].threads.remote(), timeout=_ANSWER_S)
         place = PlacementGroupSchedulingStrategy(self._reservation, 0)
+        # As the process starts: numpy is there before the actor is.
         worker = _WORKER.options(
             num_cpus=0, scheduling_strategy=place, runtime_env={"env_vars": threads}
         )
         actor = worker.remote(self._preload, is_spare=True)
-        self.spares.append(Spare(actor, actor.prepare.remote(function, arguments)))
+        self.spares.append(Spare(actor, actor.run.remote(function, arguments)))
 
     def dead_spares(self) -> list[Exception]:
         """Why spares died, each once; they are let go."""
@@ -131,7 +135,10 @@ class Slots:
         return [error for _, error in ended if error is not None]
 
     def _take_spare(self) -> Actor | None:
-        """A spare that lives, or still prepares itself, and is one no more; None: there is none."""
+        """A spare that lives, or still prepares itself, and is one no more; None: there is none.
+
+        One that prepares itself is ahead of a new process, which would have to do all of the same.
+        """
         while self.spares:
             spare = self.spares.pop(0)
             if not spare.is_ready() or spare.lives():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
@@ -27,7 +27,7 @@ from train_core.quick_imports import garbage_collection_paused
 
 WORK, CONTROL = "work", "control"
 """The worker's two threads: one runs functions, the other answers while they run."""
-T = TypeVar("T")
+_THREADS = "OMP_NUM_THREADS"
 _NICENESS = 10
 """Of 19, with which a process would hardly start beside two that train on two CPUs."""
 Actor = Any
@@ -43,20 +43,27 @@ class TrainWorker:
         A spare does so in time that nobody else needs.
         """
         mark_this_process("worker")
+        # Ray sets it by the CPUs that a worker has, unless the user did; without any, to 1.
+        self._threads = {_THREADS: os.environ[_THREADS]}
         # Where Ray does not run it in the main thread, the signal does what it did before.
         with suppress(ValueError):
             note_sigterm()
         load = partial(_import, preload)
-        at_low_priority(load) if is_spare else load()
+        _at_low_priority(load) if is_spare else load()
         self._ready_at = time.time()
 
-    @ray.method(concurrency_group=CONTROL)
+    @ray.method(concurrency_group=WORK)
     def locate(self) -> Location:
-        """Where Ray has placed this worker."""
+        """Where Ray has placed this worker; it says so when it can run a function."""
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids().get("GPU", [])
         in_order = sorted(map(str, gpus), key=lambda gpu: (len(gpu), gpu))
         return Location(context.get_node_id(), tuple(in_order), self._ready_at)
+
+    @ray.method(concurrency_group=CONTROL)
+    def threads(self) -> dict[str, str]:
+        """The environment variable that said how many threads libraries have, as it started."""
+        return self._threads
 
     @ray.method(concurrency_group=CONTROL)
     def answer(self) -> None:
@@ -72,18 +79,17 @@ class TrainWorker:
             log.flush()
 
     @ray.method(concurrency_group=WORK)
-    def prepare(self, function: str, arguments: Sequence[Any]) -> None:
-        """Run a function as `run`, in time that nobody else needs."""
-        at_low_priority(partial(_call, function, arguments))
-
-    @ray.method(concurrency_group=WORK)
     def run(self, function: str, arguments: Sequence[Any]) -> Any:
-        """Run the function `module:name`, always in the same thread; return its result."""
-        return _call(function, arguments)
+        """Run the function `module:name`, always in the same thread; return its result.
+
+        What a user's module sets as it is imported may hold for that thread only.
+        """
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(module), name)(*arguments)
 
 
-def at_low_priority(call: Callable[[], T]) -> T:
-    """What the call gives. It runs in a thread of its own: no priority can be raised again."""
+def _at_low_priority(load: Callable[[], None]) -> None:
+    """Call it in a thread of its own: nobody but root may raise a priority again."""
 
     def lower() -> None:
         # Linux has a priority for each thread. Elsewhere there is none to be lowered.
@@ -91,15 +97,10 @@ def at_low_priority(call: Callable[[], T]) -> T:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
     with ThreadPoolExecutor(1, "spare", lower) as thread:
-        return thread.submit(call).result()
+        thread.submit(load).result()
 
 
 def _import(modules: Sequence[str]) -> None:
     with garbage_collection_paused():
         for module in modules:
             importlib.import_module(module)
-
-
-def _call(function: str, arguments: Sequence[Any]) -> Any:
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)(*arguments)

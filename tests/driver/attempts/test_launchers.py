@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from train_core.policy.restarts import Asked, Ended
 from train_core.rank.data.recorded_workload import with_monitor
 from train_core.rank.distributed.stop_requests import StopRequests
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import TIMING, ClusterTiming
 
 pytestmark = [pytest.mark.usefixtures("process_ray"), pytest.mark.timeout(240)]
 ASKED: dict[str, Any] = {
@@ -41,9 +43,19 @@ def no_leaks() -> None:
 
 
 @pytest.fixture
+def launcher_with_spares() -> Iterator[Launcher]:
+    """One that starts the spares at once."""
+    yield from launcher_of(replace(TIMING.cluster, spare_after_s=0))
+
+
+@pytest.fixture
 def launcher() -> Iterator[Launcher]:
     """The implementation of the protocol that is tested; another one becomes a parameter here."""
-    pool = WorkerPool(TrainConfig(ray_address=LOCAL))
+    yield from launcher_of(TIMING.cluster)
+
+
+def launcher_of(timing: ClusterTiming) -> Iterator[Launcher]:
+    pool = WorkerPool(TrainConfig(ray_address=LOCAL), timing=timing)
     yield PoolLauncher(pool)
     pool.end_workers()
     # The next test looks for its own.
@@ -124,6 +136,26 @@ def test_a_death_is_lost_and_the_others_live_on_for_the_next_attempt(
     assert not launcher.run(attempt(folder, 2, **mortal)).error
     assert set(alive) < set(ranks())
     assert digest_of_training(folder) == undisturbed
+
+
+def test_a_spare_trains_with_what_the_users_module_has_set_for_its_thread(
+    launcher_with_spares: Launcher, tmp_path: Path
+) -> None:
+    digests = []
+    for name in ("undisturbed", "killed"):
+        folder, scratch = RunFolder(str(tmp_path), name), tmp_path / f"of-{name}"
+        scratch.mkdir()
+        if name == "undisturbed":
+            Path(scratch, "died").touch()
+        asked = {"workload": "tests.rank.flushing:Flushing", "settings": {"scratch": str(scratch)}}
+        outcome = launcher_with_spares.run(attempt(folder, spares=1, **asked))
+        if name == "killed":
+            assert outcome.ended is Ended.LOST
+            outcome = launcher_with_spares.run(attempt(folder, 2, **asked))
+            assert len(list(scratch.glob("loaded-*"))) == 3
+        assert not outcome.error
+        digests.append(digest_of_training(folder))
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.promise("sigterm-of-a-worker")
