@@ -145,8 +145,20 @@ class StoppedError(EvertrainError, RuntimeError):
         return type(self), (self.run, self.step)
 
 
-class AttemptLostError(ConnectionError):
-    """Another rank has died: this one leaves the attempt, and its process is as good as before."""
+class AttemptLostError(Exception):
+    """Another rank has died: this one leaves the attempt, and its process is as good as before.
+
+    No OSError, which a storage's client would retry and a checkpoint may survive; and no
+    EvertrainError, which ranks tell each other.
+    """
+
+    def __init__(self, cause: str, kept_step: int = 0) -> None:
+        super().__init__(cause, kept_step)
+        self.kept_step = kept_step
+        """The steps done in the state that the process keeps; 0: it keeps none."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class FencedError(EvertrainError, RuntimeError):

@@ -14,6 +14,7 @@ from train_core.cluster.outcomes import (
     SilentWorkerError,
     failure_of,
     is_survivor,
+    kept_step,
     values,
 )
 from train_core.errors import AttemptLostError, ResourceError, UserCodeError
@@ -45,6 +46,10 @@ SILENCE = Died(SilentWorkerError("no answer for 31 s"))
         ({"rank 0": BROKEN}, ConnectionError, "closed by peer"),
         # Who lost a rank says less than who lost a connection of its own.
         ({"rank 0": LEFT, "rank 1": BROKEN}, ConnectionError, "closed by peer"),
+        ({"rank 0": LEFT, "rank 1": BUG}, UserCodeError, "KeyError"),
+        ({"rank 0": LEFT, "rank 1": DEATH}, ConnectionError, "rank 1 died"),
+        ({"rank 0": LEFT, "rank 1": MEMORY}, ResourceError, "rank 1 was ended by Ray's memory"),
+        ({"rank 0": LEFT}, ConnectionError, "rank 0: another rank ended"),
     ],
 )
 def test_the_cause_is_found(failures: dict[str, Outcome], kind: type[Exception], text: str) -> None:
@@ -59,6 +64,12 @@ def test_who_only_lost_another_rank_survives() -> None:
     assert [is_survivor(one) for one in (LEFT, Returned(None))] == [True, True]
     others = (BROKEN, BUG, DEATH, SILENCE, Running())
     assert not any(is_survivor(one) for one in others)
+
+
+def test_the_survivor_that_has_come_furthest_counts() -> None:
+    further = Raised(AttemptLostError("rank 1: another rank ended", 7))
+    assert kept_step([LEFT, further, DEATH, Returned(None)]) == 7
+    assert kept_step([DEATH, BROKEN]) == 0
 
 
 def test_without_a_failure_the_values_come_in_order() -> None:

@@ -67,7 +67,7 @@ def test_what_follows_an_attempt(
         (3, True, Decision(Next.RESTART, 1, 0.0)),
     ],
 )
-def test_an_attempt_that_died_is_followed_by_three_others_without_a_new_checkpoint(
+def test_an_attempt_that_died_is_followed_by_three_others_without_progress(
     restarts: int, has_progress: bool, expected: Decision
 ) -> None:
     end = AttemptEnd(LOST, has_progress=has_progress)

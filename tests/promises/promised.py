@@ -227,8 +227,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "or infers is replaced.",
         "sigterm-of-a-worker": "A worker that gets SIGTERM, as of an evicted pod, leaves after a "
         "checkpoint, and the training goes on from it with another one in its place.",
-        "three-restarts": "After three restarts in a row without a new checkpoint the run fails, "
-        "with the last cause; a new checkpoint resets the count.",
+        "three-restarts": "After three restarts in a row without a new checkpoint, or a step that "
+        "survivors keep beyond all before, the run fails, with the last cause; either resets the "
+        "count.",
         "ray-dies": "A driver whose local Ray dies logs that and ends, so that the retry starts a "
         "new Ray.",
         "driver-dies": "A driver process that dies is replaced for the retry.",

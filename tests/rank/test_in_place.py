@@ -82,15 +82,19 @@ class Trained:
     """A run, trained to its end in as many attempts as it took."""
 
     def __init__(
-        self, scratch: Path, kills: dict[int, list[dict[str, Any]]], **config: Any
+        self,
+        scratch: Path,
+        kills: dict[int, list[dict[str, Any]]],
+        max_restarts: int = 20,
+        **config: Any,
     ) -> None:
         self.folder = RunFolder(str(scratch), "run")
         asked = with_monitor(TrainConfig(**ASKED | config))
         create(self.folder, asked)
         in_place.schedule(scratch, kills)
         held = begin_attempt(self.folder)
-        # A kill may come before each commit.
-        timing = Timing(restarts=RestartRules(max_restarts=20, pause_s=0.01))
+        # Several kills may come before a step or a commit.
+        timing = Timing(restarts=RestartRules(max_restarts, pause_s=0.01))
         launcher = LastingProcesses(scratch / "ranks.log")
         try:
             Supervisor(self.folder, held, timing).train(asked, launcher)
@@ -207,6 +211,17 @@ def test_three_ranks_lose_some(
     found = Trained(tmp_path, kills, num_workers=3)
     assert found.digest == undisturbed("tiny")
     assert found.steps_lost == lost
+
+
+@pytest.mark.promise("three-restarts")
+def test_attempts_that_come_further_without_a_commit_are_followed_by_others(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    kills = {number: [kill(number % 2, "before_step", number + 1)] for number in (1, 2, 3)}
+    found = Trained(tmp_path, kills, 1, num_workers=2, checkpoint_every_steps=10)
+    assert found.digest == undisturbed("tiny")
+    assert found.steps_lost == [0, 0, 0]
+    assert min(one.name.attempt for one in found.folder.checkpoints()) == 4
 
 
 @pytest.mark.parametrize("step", [5, 10], ids=["epoch", "last"])

@@ -13,6 +13,7 @@ import torch
 
 from tests.ranks.rank import Fault, MortalFolder, MortalTrainer
 from train_core.config import TrainConfig
+from train_core.errors import AttemptLostError
 from train_core.rank import training
 from train_core.rank.distributed.group import Group
 from train_core.rank.distributed.rendezvous import Membership
@@ -95,7 +96,7 @@ def train(url: str, config: TrainConfig, attempt: int, own: Membership) -> Any:
     _folder(RunFolder.at(url), attempt, own.rank).meet("before_joining", 0)
     try:
         return training.train(url, config, attempt, own, InPlaceTrainer)
-    except ConnectionError:
+    except (AttemptLostError, ConnectionError):
         process, scratch = psutil.Process(), Path(url).parent
         facts = {
             "attempt": attempt,

@@ -89,6 +89,7 @@ class LastingProcesses:
     def _wait(self, store: RendezvousStore, group: str) -> AttemptOutcome:
         running, error = dict(enumerate(self._processes)), None
         lost: list[int] = []
+        kept_step = 0
         deadline, cut_off_at = None, float("inf")
         while running and (deadline is None or time.monotonic() < deadline):
             wait([one.calls for one in running.values()], 0.05)
@@ -100,11 +101,13 @@ class LastingProcesses:
                 except (EOFError, ConnectionError):
                     found = ConnectionError(f"rank {rank} died")
                 del running[rank]
-                if isinstance(found, Exception) and not isinstance(found, ConnectionError):
-                    return AttemptOutcome(Ended.FAILED, found)
-                if isinstance(found, ConnectionError) and not isinstance(found, AttemptLostError):
-                    # As `is_survivor` has it.
+                # As `is_survivor` has it.
+                if isinstance(found, AttemptLostError):
+                    kept_step = max(kept_step, found.kept_step)
+                elif isinstance(found, ConnectionError):
                     lost.append(rank)
+                elif found is not None:
+                    return AttemptOutcome(Ended.FAILED, found)
                 error = error or found
             if error and deadline is None:
                 store.post(group, LOST, str(error))
@@ -118,7 +121,8 @@ class LastingProcesses:
             self._processes[rank] = self._start()
         if not error:
             return AttemptOutcome()
-        return AttemptOutcome(Ended.LOST, error, has_survivors=len(lost) < len(self._processes))
+        has_survivors = len(lost) < len(self._processes)
+        return AttemptOutcome(Ended.LOST, error, has_survivors=has_survivors, kept_step=kept_step)
 
     def _start(self) -> _Process:
         here, there = PROCESSES.Pipe()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -16,7 +16,7 @@ class SilentWorkerError(ConnectionError):
 
 
 class DiedAtStartError(ConnectionError):
-    """Workers died before they were ranks."""
+    """Workers died before they were ranks, or did not start in time."""
 
     def __init__(self, slots: Collection[int], cause: str) -> None:
         super().__init__(slots, cause)
@@ -101,6 +101,13 @@ def is_survivor(outcome: Outcome) -> bool:
             assert_never(other)
 
 
+def kept_step(outcomes: Iterable[Outcome]) -> int:
+    """The greatest step that survivors keep the state of; 0: they keep none."""
+    errors = [one.error for one in outcomes if isinstance(one, Raised)]
+    kept = [one.kept_step for one in errors if isinstance(one, AttemptLostError)]
+    return max(kept, default=0)
+
+
 def _distance_from_cause(failure: Failure) -> int:
     match failure:
         case Died(OutOfMemoryError()):
@@ -130,6 +137,9 @@ def _as_ours(worker: str, failure: Failure, remedy: str) -> Exception:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             message = " ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
             return ConnectionError(f"{worker} died: {type(error).__name__}: {message}")
+        case Raised(AttemptLostError() as error):
+            # All that is known of the death of another one.
+            return ConnectionError(str(error))
         case Raised(error):
             return error
         case other:

@@ -46,7 +46,7 @@ class Next(Enum):
     STOPPED = "stopped"
     """The training was asked to end, and may go on later."""
     GIVE_UP = "give up"
-    """Attempts died too often without a new checkpoint."""
+    """Attempts died too often without progress."""
     FAIL = "fail"
     """The attempt's error is the training's."""
 
@@ -56,7 +56,7 @@ class RestartRules:
     """How often attempts may die, and how long to wait between them."""
 
     max_restarts: int = 3
-    """The largest number in a row without a new checkpoint."""
+    """The largest number in a row without progress."""
     max_failures: int = 0
     """The largest number of errors that a training function may raise; -1: any."""
     pause_s: float = 2.0
@@ -78,7 +78,8 @@ class AttemptEnd:
     has_saved: bool = True
     """The last step is committed."""
     has_progress: bool = False
-    """There is a newer checkpoint than when the attempt began."""
+    """There is a newer checkpoint than when the attempt began, or survivors of it have come further
+    than those of earlier ones."""
     has_finished: bool = False
     """The newest checkpoint is the training's last: what died then was only tidying up."""
 
@@ -89,7 +90,7 @@ class Decision:
 
     next: Next
     restarts: int = 0
-    """The number of restarts in a row without a new checkpoint, this one included."""
+    """The number of restarts in a row without progress, this one included."""
     pause_s: float = 0.0
     """How long to wait before it."""
     failures: int = 0
@@ -101,7 +102,7 @@ def after_attempt(
 ) -> Decision:
     """Decide on the next action.
 
-    `restarts` counts those in a row without a new checkpoint, `failures` the errors that a training
+    `restarts` counts those in a row without progress, `failures` the errors that a training
     function has raised.
     """
     decision = _after_attempt(end, restarts, rules, failures)

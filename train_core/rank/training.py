@@ -57,8 +57,8 @@ def train(
     """Train the run at `url` to its end, as one rank of an attempt.
 
     A process that has lost another rank ends all of the attempt, and keeps its state for the next.
-    Raises UserCodeError with the traceback for what the workload's code raises, and
-    ConnectionError for what follows from the end of another rank, or passes by itself.
+    Raises UserCodeError with the traceback for what the workload's code raises, AttemptLostError
+    for what follows from the end of another rank, and ConnectionError for what may pass by itself.
     """
     set_up_logging(sys.stderr)
     _freeze_what_was_imported()
@@ -74,8 +74,7 @@ def train(
         where = f"rank {own.rank}"
         if not (follows_from_another_end(error) or passes_by_itself(error)):
             raise UserCodeError.raised_by("train", where, error, traceback.format_exc()) from error
-        kind = AttemptLostError if is_of_another_rank(error) else ConnectionError
-        told = kind(f"{where}: {words_of(error)}")
+        told = _told(f"{where}: {words_of(error)}", error)
         _log.debug("the attempt broke", exc_info=True)
         _clear_frames(error)
     # Here, where no error keeps the frames, and they the sockets of the group.
@@ -122,6 +121,14 @@ def _train(
         _MEMORY.turn_to("")
         newest = trainer.checkpointer.newest
         return RankEnd(trainer.has_saved, newest.step if newest else 0, was_terminated())
+
+
+def _told(words: str, error: BaseException) -> Exception:
+    """What the driver is told of an error that is no bug."""
+    if is_of_another_rank(error):
+        kept = _MEMORY.kept
+        return AttemptLostError(words, kept.step if kept else 0)
+    return ConnectionError(words)
 
 
 def _clear_frames(error: BaseException | None) -> None:

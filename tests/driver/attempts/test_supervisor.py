@@ -115,6 +115,24 @@ def test_a_new_checkpoint_makes_the_count_begin_anew(
     assert digest_of_training(folder) == digest_of_training(undisturbed)
 
 
+class KeepsSteps:
+    """A launcher whose attempts are lost, and leave processes that keep these steps."""
+
+    def __init__(self, *kept: int) -> None:
+        self.kept = list(kept)
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        return replace(LOST, has_survivors=True, kept_step=self.kept.pop(0))
+
+
+@pytest.mark.promise("three-restarts")
+def test_a_step_that_survivors_keep_makes_the_count_begin_anew(supervised: Supervisor) -> None:
+    launcher = KeepsSteps(1, 2, 3, 3, 3, 4, 5, 5, 4, 5, 6)
+    with pytest.raises(GaveUpError, match="gave up after 4 tries without progress"):
+        supervised.train(TrainConfig(**ASKED), launcher)
+    assert launcher.kept == [6]
+
+
 class LeavesFiles(LosesAttempts):
     """A launcher whose attempts leave a file without a commit, and processes that wait."""
 

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ from tests.rank.test_exact import CONFIG
 from tests.ranks import watched_rank
 from tests.ranks.processes import files, ranks
 from train_core.config import TrainConfig
-from train_core.errors import StorageError
+from train_core.errors import AttemptLostError, StorageError
 from train_core.rank.checkpoint.checkpointer import Checkpointer
 from train_core.rank.data.recorded_workload import with_monitor
 from train_core.rank.distributed.group import Group
 from train_core.rank.loop import Trainer
+from train_core.storage.objects.retry_policy import retried
 from train_core.storage.objects.store import Store
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import RunFolder
+from train_core.timing import SaveTiming, Timing
 
 
 class SlowStore(Store):
@@ -232,3 +235,64 @@ def test_all_ranks_wait_for_the_one_that_is_slow(slow: int, tmp_path: Path) -> N
     assert of_each == [[1, 2, 3, 4, 5]] * 2
     waited = {entry.step: entry.rates.get("checkpoint/waited", 0) for entry in journal}
     assert waited == {1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
+
+
+class HangingStore(Store):
+    """Stores no file of a checkpoint before the test is over."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.is_asked, self.goes_on = threading.Event(), threading.Event()
+
+    def put(self, key: str, data: memoryview) -> str:
+        self.is_asked.set()
+        self.goes_on.wait(60)
+        return super().put(key, data)
+
+
+@pytest.mark.promise("worker-dies")
+def test_who_waits_for_a_storage_leaves_an_attempt_that_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, config = prepared(str(tmp_path), HangingStore, checkpoint_backpressure="wait")
+    store = folder.store
+    assert isinstance(store, HangingStore)
+
+    def source() -> None:
+        if store.is_asked.is_set():
+            raise AttemptLostError("rank 1 died")
+
+    timing = Timing(saving=SaveTiming(close_timeout_s=0.1))
+    trainer = Trainer(folder, config, 1, Group.current(), stop_source=source, timing=timing)
+    try:
+        with pytest.raises(AttemptLostError, match="rank 1 died"):
+            trainer.run()
+    finally:
+        store.goes_on.set()
+        trainer.checkpointer.close()
+    assert "a checkpoint was not saved" not in caplog.text
+
+
+@pytest.mark.parametrize("call", ["raise_if_any_failed", "call_on_rank0"])
+def test_the_loss_of_a_rank_is_told_to_no_other_one(call: str) -> None:
+    """One that has lost another is in no state to exchange anything."""
+
+    def lose() -> None:
+        raise AttemptLostError("rank 1 died")
+
+    # It would exchange what it caught with another rank, and there is no group.
+    group = replace(Group.current(), world_size=2)
+    with pytest.raises(AttemptLostError):
+        getattr(group, call)(lose)
+
+
+def test_no_client_of_a_storage_tries_again_what_ends_an_attempt() -> None:
+    calls = []
+
+    def once(left_s: float) -> None:
+        calls.append(left_s)
+        raise AttemptLostError("rank 1 died")
+
+    with pytest.raises(AttemptLostError):
+        retried(once, "read x")
+    assert len(calls) == 1

@@ -11,6 +11,7 @@ from train_core.cluster.outcomes import (
     Outcome,
     first_cause,
     is_survivor,
+    kept_step,
     values,
 )
 from train_core.cluster.pool import Spares, WorkerPool
@@ -121,7 +122,8 @@ class PoolLauncher:
                 raise
             self._pool.replace({s for s, one in outcomes.items() if not is_survivor(one)})
             has_survivors = any(map(is_survivor, outcomes.values()))
-            return AttemptOutcome(Ended.LOST, error, has_survivors=has_survivors)
+            kept = kept_step(outcomes.values())
+            return AttemptOutcome(Ended.LOST, error, has_survivors=has_survivors, kept_step=kept)
         leaving = {slot for slot, end in zip(outcomes, ends, strict=True) if end.is_leaving}
         if leaving:
             attempt.requests.ask_to_move("a worker got SIGTERM")

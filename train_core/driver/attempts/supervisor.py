@@ -64,6 +64,8 @@ class AttemptOutcome:
     """The step of the newest commit, if the storage did not take the last one in time."""
     has_survivors: bool = False
     """Whether processes that lost another one wait for the next attempt."""
+    kept_step: int = 0
+    """The greatest step that they keep the state of."""
     keep_metrics: Callable[[int, StopReason], object] = lambda *_: None
     """Commits metrics that no checkpoint covers, in the name of the attempt of that number.
 
@@ -109,6 +111,8 @@ class Supervisor:
         self._check_program()
         newest = self.newest()
         restarts, failures, is_done = 0, 0, is_training_finished(newest, config)
+        reached = 0
+        """The greatest step that any process had the state of as its attempt ended."""
         rules = replace(self._timing.restarts, max_failures=config.max_failures)
         outcome = AttemptOutcome()
         try:
@@ -121,9 +125,10 @@ class Supervisor:
                     asked,
                     has_saved=outcome.given_up_at is None,
                     has_stopped=_was_stopped(newest, number),
-                    has_progress=newest != before,
+                    has_progress=newest != before or outcome.kept_step > reached,
                     has_finished=is_training_finished(newest, config),
                 )
+                reached = max(reached, outcome.kept_step)
                 decision = after_attempt(end, restarts, rules, failures)
                 self._carry_out(decision, outcome, newest)
                 restarts, failures = decision.restarts, decision.failures
@@ -170,8 +175,7 @@ class Supervisor:
                 raise self._stopped_at(newest, outcome.given_up_at)
             case Next.GIVE_UP:
                 message = (
-                    f"gave up after {decision.restarts} tries without a new checkpoint: "
-                    f"{outcome.error}"
+                    f"gave up after {decision.restarts} tries without progress: {outcome.error}"
                 )
                 raise GaveUpError("train", message) from outcome.error
             case Next.RESTART:

@@ -14,7 +14,7 @@ from functools import partial
 from torch import nn
 
 from train_core.config import TrainConfig
-from train_core.errors import AttemptLostError, StorageError, UnsavedError
+from train_core.errors import StorageError, UnsavedError
 from train_core.policy import metric_names
 from train_core.policy.checkpoints.save_schedule import (
     AfterStep,
@@ -216,8 +216,6 @@ class Checkpointer:
             return
         try:
             self.newest = self._thread.result() or self.newest
-        except AttemptLostError:
-            raise
         except OSError as error:
             self._journal.count(metric_names.CHECKPOINT_FAILED, 1)
             _log.warning("a checkpoint was not saved, training goes on: %s", error)
