@@ -93,6 +93,8 @@ class ClusterTiming:
 
     spare_after_s: float = 30.0
     """How long a training has run when a spare is started: a short one is not worth it."""
+    spare_left_s: float = 60.0
+    """How long it must still go on, as far as is known."""
 
     # The nodes of a cluster.
     nodes_poll_s: float = 5.0

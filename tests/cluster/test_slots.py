@@ -118,6 +118,7 @@ def test_the_death_of_a_spare_ends_nothing(slots: Slots, tmp_path: Path) -> None
 
 
 def test_a_spare_that_dies_as_it_prepares_itself_says_why(slots: Slots, tmp_path: Path) -> None:
+    pids(slots)
     slots.start_spare(f"{HERE}:die_after", (str(tmp_path / "die"),))
     assert slots.dead_spares() == []
     Path(tmp_path, "die").touch()

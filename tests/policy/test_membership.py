@@ -9,6 +9,7 @@ from train_core.policy.membership import (
     has_room_for_more,
     keeps_workers,
     reason_to_move,
+    why_no_spare,
     workers_to_begin,
 )
 
@@ -72,3 +73,27 @@ def test_a_node_that_goes_and_room_that_stays_are_reasons_to_move(
     drained: set[str], room_for_s: float, expected: str
 ) -> None:
     assert reason_to_move(3, drained, room_for_s, RULES) == expected
+
+
+@pytest.mark.parametrize(
+    ("left_s", "room_gib", "expected"),
+    [
+        (None, 2, ""),
+        (60, 2, ""),
+        (59.6, 2, "the training ends in 60 s"),
+        (
+            None,
+            1.9,
+            "it would leave 1.9 GiB of memory, less than 2; spares=1 starts one all the same",
+        ),
+        (
+            None,
+            -3,
+            "it would leave 0.0 GiB of memory, less than 2; spares=1 starts one all the same",
+        ),
+    ],
+)
+def test_a_spare_is_worth_it_if_the_training_goes_on_and_memory_is_left(
+    left_s: float | None, room_gib: float, expected: str
+) -> None:
+    assert why_no_spare(left_s, int(room_gib * 2**30), least_left_s=60) == expected

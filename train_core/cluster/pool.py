@@ -11,10 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-from ray.exceptions import OutOfMemoryError
 
 from train_core.cluster.outcomes import (
     Died,
@@ -27,6 +24,7 @@ from train_core.cluster.outcomes import (
 from train_core.cluster.rank_order import Rank, assign_ranks
 from train_core.cluster.scaling import within_room
 from train_core.cluster.slots import Layout, Slots
+from train_core.cluster.spares import SpareKeeper, Spares
 from train_core.cluster.worker_calls import Calls
 from train_core.cluster.worker_process import Actor
 from train_core.config import TrainConfig
@@ -34,15 +32,6 @@ from train_core.timing import TIMING, ClusterTiming
 
 _SMALLER_SCORING = "begin another run with a smaller eval_batch_size"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Spares:
-    """How many spares to have, and the function `module:name` that each calls as it begins."""
-
-    number: int
-    function: str
-    arguments: Sequence[Any]
 
 
 class WorkerPool:
@@ -68,7 +57,7 @@ class WorkerPool:
         self._changing = threading.RLock()
         self._has_ended = False
         self._has_replaced = False
-        self._has_room_for_spares = True
+        self._spares = SpareKeeper(timing)
         self.workers_ready_at = 0.0
         """When the last of the first workers had started, in seconds since 1970; 0: not yet."""
 
@@ -175,8 +164,8 @@ class WorkerPool:
             for slot, worker, rank in self._ranks(slots, check):
                 worker.set_up.remote(f"rank {rank.rank}", rank.environment())
                 calls.add(slot, worker, worker.run.remote(function, arguments(rank)))
-            began_at = time.monotonic()
-            outcomes = calls.settle(lambda: self._start_spares(slots, spares, began_at))
+            self._spares.begin(has_lost_worker=self._has_replaced)
+            outcomes = calls.settle(lambda: self._keep_spares(slots, spares))
             if calls.running and end_others(outcomes):
                 outcomes |= calls.end(self.timing.leave_s / 2)
                 if calls.running:
@@ -186,21 +175,14 @@ class WorkerPool:
                 slots.end_spares()
             return outcomes
 
-    def _start_spares(self, slots: Slots, wanted: Spares | None, began_at: float) -> None:
+    def _keep_spares(self, slots: Slots, wanted: Spares | None) -> None:
         """Start what is missing of the spares that are wanted, if it is time."""
         if wanted is None:
             return
-        for error in slots.dead_spares():
-            _log.debug("a spare died: %s", error)
-            # A process more is one too many.
-            self._has_room_for_spares &= not isinstance(error, OutOfMemoryError)
-        # Who has lost a worker may lose another one soon.
-        is_time = self._has_replaced or time.monotonic() - began_at >= self.timing.spare_after_s
-        if is_time and self._has_room_for_spares and len(slots.spares) < wanted.number:
-            try:
-                slots.start_spare(wanted.function, wanted.arguments)
-            except Exception as error:  # noqa: BLE001 (whatever Ray raises when it is gone itself)
-                _log.debug("a spare was not started: %s", error)
+        try:
+            self._spares.keep(slots, wanted)
+        except Exception as error:  # noqa: BLE001 (whatever Ray raises when it is gone itself)
+            _log.debug("a spare was not started: %s", error)
 
     def map(
         self,

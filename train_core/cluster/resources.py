@@ -72,6 +72,15 @@ def free_resources() -> list[dict[str, float]]:
     return [free[node] for node in free if node not in draining]
 
 
+def available_memory_bytes() -> int:
+    """The memory that processes of this machine, or of its container, can still take."""
+    import psutil
+    from ray._private.utils import estimate_available_memory
+
+    # Ray reads a container's limit, and not what else takes memory of the machine.
+    return int(min(estimate_available_memory(), psutil.virtual_memory().available))
+
+
 def drained_under_workers() -> set[str]:
     """The ids of nodes that are being drained and have workers of this process's training."""
     from ray._private import state

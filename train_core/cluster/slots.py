@@ -38,27 +38,26 @@ class Layout:
         return cls(config.num_workers, resources_of_worker(config), config.placement_strategy)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Spare:
     """A worker that has no place yet, and what it was asked to prepare."""
 
     actor: Actor
     _prepared: ray.ObjectRef[None]
+    _ping: ray.ObjectRef[None]
 
     def is_ready(self) -> bool:
         """Whether it has prepared itself, or has failed to."""
-        return bool(ray.wait([self._prepared], timeout=0)[0])
+        return _has_settled(self._prepared)
 
     def error(self) -> Exception | None:
-        """Why it died, if it did as it prepared itself; what the function raised is no death."""
-        if not self.is_ready():
-            return None
-        failure = None
-        try:
-            ray.get(self._prepared)
-        except Exception as error:  # noqa: BLE001 (what the function raised, or Ray)
-            failure = failure_of(error)
-        return failure.cause if isinstance(failure, Died) else None
+        """Why it died, if it has, soon after; what the function raised is no death."""
+        for call in (self._prepared, self._ping):
+            if (error := _death(call)) is not None:
+                return error
+        if _has_settled(self._ping):
+            self._ping = self.actor.answer.remote()
+        return None
 
     def lives(self) -> bool:
         """Whether it answers."""
@@ -67,6 +66,22 @@ class Spare:
         except RayError:
             return False
         return True
+
+
+def _has_settled(call: ray.ObjectRef[None]) -> bool:
+    return bool(ray.wait([call], timeout=0)[0])
+
+
+def _death(call: ray.ObjectRef[None]) -> Exception | None:
+    """Why the worker died on which the call ran, if that is known."""
+    if not _has_settled(call):
+        return None
+    try:
+        ray.get(call)
+    except Exception as error:  # noqa: BLE001 (what the function raised, or Ray)
+        failure = failure_of(error)
+        return failure.cause if isinstance(failure, Died) else None
+    return None
 
 
 @dataclass(frozen=True)
@@ -126,7 +141,14 @@ class Slots:
             num_cpus=0, scheduling_strategy=place, runtime_env={"env_vars": threads}
         )
         actor = worker.remote(self._preload, is_spare=True)
-        self.spares.append(Spare(actor, actor.run.remote(function, arguments)))
+        prepared = actor.run.remote(function, arguments)
+        self.spares.append(Spare(actor, prepared, actor.answer.remote()))
+
+    def memory_bytes(self) -> list[int]:
+        """The memory that each worker's process takes. Raises RayError if one does not answer."""
+        asked = [worker.memory_bytes.remote() for worker in self.workers]
+        found: list[int] = ray.get(asked, timeout=_ANSWER_S)
+        return found
 
     def dead_spares(self) -> list[Exception]:
         """Why spares died, each once; they are let go."""

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import psutil
 import ray
 from ray._private.ray_constants import LOG_PREFIX_ACTOR_NAME
 
@@ -27,7 +28,7 @@ from train_core.quick_imports import garbage_collection_paused
 
 WORK, CONTROL = "work", "control"
 """The worker's two threads: one runs functions, the other answers while they run."""
-_THREADS = "OMP_NUM_THREADS"
+_OF_THREADS = ("OMP_NUM_THREADS",)
 _NICENESS = 10
 """Of 19, with which a process would hardly start beside two that train on two CPUs."""
 Actor = Any
@@ -44,7 +45,7 @@ class TrainWorker:
         """
         mark_this_process("worker")
         # Ray sets it by the CPUs that a worker has, unless the user did; without any, to 1.
-        self._threads = {_THREADS: os.environ[_THREADS]}
+        self._threads = {name: os.environ[name] for name in _OF_THREADS if name in os.environ}
         # Where Ray does not run it in the main thread, the signal does what it did before.
         with suppress(ValueError):
             note_sigterm()
@@ -62,8 +63,13 @@ class TrainWorker:
 
     @ray.method(concurrency_group=CONTROL)
     def threads(self) -> dict[str, str]:
-        """The environment variable that said how many threads libraries have, as it started."""
+        """What Ray has set of how many threads libraries have, by the environment's variables."""
         return self._threads
+
+    @ray.method(concurrency_group=CONTROL)
+    def memory_bytes(self) -> int:
+        """The memory that this process takes."""
+        return int(psutil.Process().memory_info().rss)
 
     @ray.method(concurrency_group=CONTROL)
     def answer(self) -> None:

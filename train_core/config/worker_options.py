@@ -55,11 +55,12 @@ class WorkerOptions(Options):
         "Unset: as the run began; a new run gets one for each worker, if there are enough.",
         json_schema_extra=MAY_CHANGE,
     )
-    spares: int = Field(
-        default=0,
+    spares: int | None = Field(
+        default=None,
         ge=0,
         description="Processes, with ray_address local and without GPUs, that wait to take the "
-        "place of a worker that dies. Each takes the memory of a worker with its data.",
+        "place of a worker that dies. Each takes the memory of a worker with its data. Unset: one, "
+        "if it leaves 2 GiB of memory and the training goes on for a minute.",
         json_schema_extra=MAY_CHANGE,
     )
     deterministic: bool = Field(

@@ -36,6 +36,27 @@ def workers_to_begin(room: int, waited_s: float, rules: MembershipRules) -> int 
     return room if room >= rules.fewest and has_settled else None
 
 
+SPARE_ROOM_BYTES = 2 * 2**30
+"""The memory that must be left beside a spare which nobody has asked for."""
+
+
+def why_no_spare(left_s: float | None, room_bytes: int, *, least_left_s: float) -> str:
+    """Why a spare that nobody has asked for is not worth being started now; empty: it is.
+
+    `left_s` is how long the training will go on, None if nobody knows; `room_bytes` the memory that
+    the spare would leave.
+    """
+    if left_s is not None and left_s < least_left_s:
+        return f"the training ends in {left_s:.0f} s"
+    if room_bytes < SPARE_ROOM_BYTES:
+        gib = 2**30
+        return (
+            f"it would leave {max(0, room_bytes) / gib:.1f} GiB of memory, less than "
+            f"{SPARE_ROOM_BYTES / gib:.0f}; spares=1 starts one all the same"
+        )
+    return ""
+
+
 def has_room_for_more(workers: int, room: int, rules: MembershipRules) -> bool:
     """Whether more than `workers` could train, if there is `room` for so many more."""
     return rules.can_grow and workers < rules.most and room > 0

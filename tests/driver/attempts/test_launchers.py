@@ -45,7 +45,7 @@ def no_leaks() -> None:
 @pytest.fixture
 def launcher_with_spares() -> Iterator[Launcher]:
     """One that starts the spares at once."""
-    yield from launcher_of(replace(TIMING.cluster, spare_after_s=0))
+    yield from launcher_of(replace(TIMING.cluster, spare_after_s=0, spare_left_s=0))
 
 
 @pytest.fixture

@@ -14,18 +14,22 @@ from train_core.cluster.outcomes import (
     kept_step,
     values,
 )
-from train_core.cluster.pool import Spares, WorkerPool
+from train_core.cluster.pool import WorkerPool
 from train_core.cluster.rank_order import Rank
 from train_core.cluster.resources import drained_under_workers
 from train_core.cluster.runtime import driver_host
 from train_core.cluster.scaling import ClusterWatch, number_of_workers, room_for
+from train_core.cluster.spares import Spares
 from train_core.config import LOCAL, TrainConfig
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.entry_points import PREPARE, TRAIN
+from train_core.errors import StorageError
 from train_core.policy.membership import keeps_workers
 from train_core.policy.restarts import Ended
 from train_core.rank.distributed.rendezvous import Membership, RendezvousStore
 from train_core.rank.distributed.stop_requests import LOST, post_stop
+from train_core.storage.objects.retry_policy import SHORT
+from train_core.storage.run_folder import RunFolder
 
 _SMALLER_TRAINING = (
     "begin another run, with init_from, more accumulation_steps and a smaller batch_size"
@@ -136,7 +140,18 @@ def _spares(attempt: Attempt, config: TrainConfig) -> Spares | None:
     """The spares that the attempt is to have."""
     if not config.goes_on_in_place:
         return None
-    return Spares(config.spares, PREPARE, (attempt.folder.url, config))
+    folder = attempt.folder.with_retries(SHORT)
+    return Spares(config.spares, PREPARE, (folder.url, config), partial(_left_s, folder))
+
+
+def _left_s(folder: RunFolder) -> float | None:
+    """How long the training will go on, as rank 0 has told; None: nobody knows."""
+    try:
+        live = folder.live() or {}
+    except StorageError:
+        return None
+    left_s = live.get("eta_s")
+    return left_s if isinstance(left_s, (int, float)) else None
 
 
 def _by_rank(outcomes: Mapping[int, Outcome]) -> dict[str, Outcome]:

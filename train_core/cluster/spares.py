@@ -1,0 +1,77 @@
+"""When the spares of a pool are started, and when they are not."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray.exceptions import OutOfMemoryError
+
+from train_core.cluster.resources import available_memory_bytes
+from train_core.cluster.slots import Slots
+from train_core.policy.membership import why_no_spare
+from train_core.timing import ClusterTiming
+
+_log = logging.getLogger("train_core.driver")
+
+
+@dataclass(frozen=True)
+class Spares:
+    """The spares that an attempt is to have, and what each calls as it begins."""
+
+    number: int | None
+    """None: one, if it seems worth it."""
+    function: str
+    """By its name, `module:name`."""
+    arguments: Sequence[Any]
+    left_s: Callable[[], float | None]
+    """Gives how long the training will go on; None: nobody knows."""
+
+
+class SpareKeeper:
+    """Starts spares while the ranks of an attempt run, and others for those that were used or died.
+
+    One that died because there was no memory left is the last one.
+    """
+
+    def __init__(self, timing: ClusterTiming) -> None:
+        self._timing = timing
+        self._has_run_out_of_memory = False
+        self._is_due_at = 0.0
+        """On this process's monotonic clock; infinity: not in this attempt."""
+
+    def begin(self, *, has_lost_worker: bool) -> None:
+        """Begin an attempt: who has lost a worker may lose another one soon."""
+        after_s = 0 if has_lost_worker else self._timing.spare_after_s
+        self._is_due_at = time.monotonic() + after_s
+
+    def keep(self, slots: Slots, wanted: Spares) -> None:
+        """Start a spare if one is missing, and it is time."""
+        for error in slots.dead_spares():
+            _log.debug("a spare died: %s", error)
+            # A process more is one too many.
+            self._has_run_out_of_memory |= isinstance(error, OutOfMemoryError)
+        number = 1 if wanted.number is None else wanted.number
+        if len(slots.spares) >= number or time.monotonic() < self._is_due_at:
+            return
+        if why := self._why_not(slots, wanted):
+            self._is_due_at = float("inf")
+            _log.info("no spare is started: %s", why)
+            return
+        slots.start_spare(wanted.function, wanted.arguments)
+        if len(slots.spares) >= number:
+            # One that dies as it begins is not followed by another one each second.
+            self._is_due_at = time.monotonic() + self._timing.spare_after_s
+        _log.info("a spare is started, for the place of a worker that dies")
+
+    def _why_not(self, slots: Slots, wanted: Spares) -> str:
+        """Why no spare is started; empty: one is."""
+        if self._has_run_out_of_memory:
+            return "one was ended as there was no memory left"
+        if wanted.number is not None:
+            return ""
+        room_bytes = available_memory_bytes() - max(slots.memory_bytes())
+        return why_no_spare(wanted.left_s(), room_bytes, least_left_s=self._timing.spare_left_s)
