@@ -213,6 +213,8 @@ class Timing:
     restarts: RestartRules = field(default_factory=RestartRules)
     stop_poll_s: float = 1.0
     """How often the run folder is looked at for a request to stop."""
+    orphans_after_s: float = 5.0
+    """How long the ranks train before what an attempt before left is deleted."""
     # The driver's process.
     ray_poll_interval_s: float = 1.0
     """Between two checks that Ray lives."""

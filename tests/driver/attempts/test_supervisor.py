@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -17,12 +18,13 @@ from tests.rank.digests import digest_of_training
 from tests.storage.doubles.faulty_store import LOOK, FaultyStore
 from train_core import TrainConfig
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
-from train_core.errors import GaveUpError, StoppedError, UserCodeError
+from train_core.errors import FencedError, GaveUpError, StoppedError, UserCodeError
 from train_core.policy.restarts import Ended, RestartRules
+from train_core.storage.cleanup.orphans import delete_uncommitted_checkpoints
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.stop_request import StopRequest, ask_to_stop
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import begin_attempt
+from train_core.storage.run_writer import RunWriter, begin_attempt
 from train_core.timing import Timing
 
 ASKED: dict[str, Any] = {
@@ -158,6 +160,49 @@ def test_processes_that_wait_do_not_wait_for_what_is_deleted(
     supervised.train(TrainConfig(**ASKED), launcher)
     assert launcher.found == [0, 1, 2]
     assert [folder.store.exists(key(number)) for number in (1, 2)] == [False, False]
+
+
+class TrainsUntilDeleted(LeavesFiles):
+    """Its last attempt trains until what the others left is deleted; one of its own files stays."""
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        if not self.lost_at:
+            store, others = attempt.folder.store, [key(number) for number in range(1, 3)]
+            store.write(key(attempt.number), b"half of a checkpoint")
+            deadline = time.monotonic() + 30
+            while any(map(store.exists, others)):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert store.exists(key(attempt.number))
+            store.delete(key(attempt.number))
+        return super().run(attempt)
+
+
+def test_what_a_broken_attempt_left_is_deleted_while_the_next_one_trains(folder: RunFolder) -> None:
+    held = begin_attempt(folder)
+    timing = replace(paused(0.01), orphans_after_s=0.1)
+    launcher = TrainsUntilDeleted(2, 4)
+    try:
+        Supervisor(folder, held, timing).train(TrainConfig(**ASKED), launcher)
+    finally:
+        held.release()
+    assert launcher.attempts == [1, 2, 3]
+    assert [one.name.step for one in folder.checkpoints()][-1] == STEPS
+
+
+def test_what_an_attempt_that_trains_may_commit_is_deleted_by_nobody(folder: RunFolder) -> None:
+    store = folder.store
+    for number in (1, 2):
+        held = begin_attempt(folder)
+        store.write(key(number), b"half of a checkpoint")
+        if number == 1:
+            held.release()
+    with pytest.raises(FencedError):
+        delete_uncommitted_checkpoints(RunWriter(folder, 1))
+    assert [store.exists(key(number)) for number in (1, 2)] == [True, True]
+    delete_uncommitted_checkpoints(RunWriter(folder, 2))
+    assert [store.exists(key(number)) for number in (1, 2)] == [False, True]
+    held.release()
 
 
 class StandsStill:

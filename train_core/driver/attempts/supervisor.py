@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol, assert_never
 
 from train_core.config import TrainConfig
+from train_core.driver.attempts.orphan_deletion import OrphanDeletion
 from train_core.errors import FencedError, GaveUpError, StoppedError, StorageError
 from train_core.policy.restarts import (
     Asked,
@@ -27,13 +28,12 @@ from train_core.policy.restarts import (
 )
 from train_core.policy.stop_reasons import StopReason
 from train_core.rank.distributed.stop_requests import StopRequests
-from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.coordination.stop_request import StopRequest, stop_request
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import Commit, RunFolder
-from train_core.storage.run_writer import RunWriter, next_attempt
+from train_core.storage.run_writer import next_attempt
 from train_core.storage.runs_of_storage import is_training_finished
 from train_core.timing import TIMING, Timing
 
@@ -87,7 +87,7 @@ class Supervisor:
         self._folder, self._lease, self._timing = folder, held, timing
         self._grace_s = 0.0
         self._has_launched = False
-        self._has_orphans = False
+        self._orphans = OrphanDeletion(folder, timing.orphans_after_s)
         self._requests: StopRequests | None = None
         """The requests to the attempt that runs, or ran last."""
         self._is_stopping = threading.Event()
@@ -139,7 +139,7 @@ class Supervisor:
             # No attempt follows that would measure them again.
             outcome.keep_metrics(self._lease.attempt, why)
             raise
-        self._delete_orphans()
+        self._orphans.finish(self._lease.attempt)
         assert newest is not None, "a training ends with a checkpoint"
         return newest
 
@@ -159,7 +159,7 @@ class Supervisor:
         # IMPORTANT: after `_requests` is set. A stop that came before did not find it.
         self._check_program()
         requests.start()
-        with closing(requests):
+        with closing(requests), self._orphans.deleting(number):
             outcome = launcher.run(Attempt(self._folder, number, config, requests, check_stop))
         return outcome, Asked.END if self._is_stopping.is_set() else requests.asked
 
@@ -226,7 +226,7 @@ class Supervisor:
     def begin_attempt(self, *, is_awaited: bool = False) -> int:
         """The number of the attempt to launch now. Earlier attempts can commit nothing any more.
 
-        If it is awaited, what they left is deleted later.
+        If it is awaited, what they left is deleted while it trains, and after it.
         """
         self._check_program()
         held = self._lease
@@ -236,18 +236,12 @@ class Supervisor:
             # A request that came between two attempts is for this one.
             self._check_stop(before)
             next_attempt(self._folder, held)
-            self._has_orphans = True
+            self._orphans.note()
             if not is_awaited:
-                self._delete_orphans()
+                self._orphans.finish(held.attempt)
             self._check_stop(before)
         self._has_launched = True
         return held.attempt
-
-    def _delete_orphans(self) -> None:
-        """Delete what earlier attempts left without a commit, if it was not done yet."""
-        if self._has_orphans:
-            self._has_orphans = False
-            delete_orphans_of_the_dead(RunWriter(self._folder, self._lease.attempt))
 
     def _newest_after(
         self, outcome: AttemptOutcome, asked: Asked, before: Commit | None

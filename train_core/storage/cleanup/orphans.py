@@ -28,6 +28,7 @@ from train_core.storage.records.names import (
     JOURNAL,
     MANIFEST_JSON,
     PREDICTIONS,
+    QUARANTINED_JSON,
     CheckpointName,
     SegmentName,
     has_manifest,
@@ -98,6 +99,29 @@ def find_orphans(
     except (CheckpointError, ConfigError):
         return [*orphans, *results]
     return [*orphans, *results, *_uncovered(folder, covered, is_over)]
+
+
+def delete_uncommitted_checkpoints(writer: RunWriter) -> None:
+    """Delete the checkpoints that attempts before the writer's did not commit, while it trains.
+
+    Segments of the journal stay: the writer's ranks commit meanwhile, and what a commit covers
+    cannot be told from one look. Raises FencedError if a newer attempt has the run.
+    """
+    store = writer.folder.store
+    newest = lease.newest_attempt(store)
+    is_over = cache(lambda number: number < writer.attempt and lease.is_over(store, number, newest))
+    found = [
+        f"{CHECKPOINTS}/{text}"
+        for text, below in store.in_folders(CHECKPOINTS).items()
+        if (name := CheckpointName.parse(text))
+        and is_over(name.attempt)
+        and not {MANIFEST_JSON, QUARANTINED_JSON} & set(below)
+    ]
+    # IMPORTANT: after the look. No attempt before the writer's can commit one of them any more.
+    writer.check_lease()
+    for key in found:
+        store.delete(key)
+        _log.info("deleted %s of run %r: never committed", key, writer.folder.name)
 
 
 def delete_unfinished_results(folder: RunFolder) -> None:
