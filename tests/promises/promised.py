@@ -225,8 +225,9 @@ PROMISES: dict[str, dict[str, str]] = {
         "to the same end: on one machine and CPUs the other workers train on after their last "
         "step, else new ones begin at the newest checkpoint; a worker that dies while it evaluates "
         "or infers is replaced.",
-        "sigterm-of-a-worker": "A worker that gets SIGTERM, as of an evicted pod, leaves after a "
-        "checkpoint, and the training goes on from it with another one in its place.",
+        "sigterm-of-a-worker": "A worker that gets SIGTERM, as of an evicted pod, is replaced: on "
+        "one machine and CPUs the others train on after their last step; else, or if all got it, "
+        "the training goes on from a checkpoint that it saves first.",
         "three-restarts": "After three restarts in a row without a new checkpoint, or a step that "
         "survivors keep beyond all before, the run fails, with the last cause; either resets the "
         "count.",

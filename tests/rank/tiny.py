@@ -313,16 +313,26 @@ class Mortal(Tiny):
 
 
 class Terminated(Tiny):
-    """Rank 1 of the first attempt gets SIGTERM after step 4; from there on, steps take a while."""
+    """The last rank of the first attempt gets SIGTERM after step 4; then steps take a while."""
+
+    @property
+    def is_mortal(self) -> bool:
+        return dist.get_rank() == dist.get_world_size() - 1
 
     def after_step(self, model: nn.Module, step: int) -> None:
         super().after_step(model, step)
         if dist.is_initialized() and step >= 4:
-            got = Path(self.settings.scratch, "got-sigterm")
-            if dist.get_rank() == 1 and not got.exists():
+            got = Path(self.settings.scratch, f"got-sigterm-{dist.get_rank()}")
+            if self.is_mortal and not got.exists():
                 got.write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.4)
+            time.sleep(0.6)
+
+
+class AllTerminated(Terminated):
+    """All ranks get it."""
+
+    is_mortal = True
 
 
 class Hanging(Tiny):

@@ -15,6 +15,10 @@ class SilentWorkerError(ConnectionError):
     """A worker's process no longer answers: it was suspended, or is stuck in a library."""
 
 
+class TerminatedWorkerError(ConnectionError):
+    """A worker's process got SIGTERM: its pod is evicted, or its machine is wanted."""
+
+
 class DiedAtStartError(ConnectionError):
     """Workers died before they were ranks, or did not start in time."""
 

@@ -18,6 +18,7 @@ from train_core.cluster.outcomes import (
     DiedAtStartError,
     Outcome,
     Returned,
+    TerminatedWorkerError,
     first_cause,
     values,
 )
@@ -147,13 +148,15 @@ class WorkerPool:
         end_others: Callable[[Mapping[int, Outcome]], bool] = lambda _: False,
         cut_off: Callable[[], None] = lambda: None,
         spares: Spares | None = None,
+        leaving: Callable[[], Collection[int]] = tuple,
     ) -> dict[int, Outcome]:
         """Run `module:name` on all workers, as the ranks of one process group.
 
         Returns the outcome of each slot, in the order of ranks, once all have returned or one has
         failed. Then `end_others` is called with the outcomes; if it has asked the others to end,
         they are waited for, `ClusterTiming.leave_s` at most; `cut_off` is called when half of it is
-        over. `check` is called each second while workers start, and when all have started; it may
+        over. Ranks that `leaving` gives, which is called each second, are ended, and have failed.
+        `check` is called each second while workers start, and when all have started; it may
         raise. `spares` are started while the ranks run, and end with them. Raises DiedAtStartError
         for workers that do not start in `ClusterTiming.start_s`, or another first cause, and
         ConnectionError if Ray itself ended.
@@ -161,11 +164,18 @@ class WorkerPool:
         with self._calling:
             slots = self._current()
             calls = Calls(self._silent_after_s, self.timing)
-            for slot, worker, rank in self._ranks(slots, check):
+            ranks = self._ranks(slots, check)
+            for slot, worker, rank in ranks:
                 worker.set_up.remote(f"rank {rank.rank}", rank.environment())
                 calls.add(slot, worker, worker.run.remote(function, arguments(rank)))
             self._spares.begin(has_lost_worker=self._has_replaced)
-            outcomes = calls.settle(lambda: self._keep_spares(slots, spares))
+
+            def each_second() -> None:
+                for number in leaving():
+                    calls.expel(ranks[number][0], TerminatedWorkerError("it got SIGTERM"))
+                self._keep_spares(slots, spares)
+
+            outcomes = calls.settle(each_second)
             if calls.running and end_others(outcomes):
                 outcomes |= calls.end(self.timing.leave_s / 2)
                 if calls.running:

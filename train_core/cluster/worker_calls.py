@@ -15,11 +15,13 @@ from ray.exceptions import RayError
 
 from train_core.cluster.outcomes import (
     Died,
+    Failure,
     Outcome,
     Raised,
     Returned,
     Running,
     SilentWorkerError,
+    TerminatedWorkerError,
     failure_of,
 )
 from train_core.cluster.worker_process import Actor
@@ -39,11 +41,18 @@ class Calls:
         self._silent_after_s = silent_after_s
         self._pings: dict[int, tuple[ray.ObjectRef[Any], float]] = {}
         self._pinged_at = time.monotonic()
+        self._expelled: dict[int, TerminatedWorkerError] = {}
 
     def add(self, slot: int, worker: Actor, result: ray.ObjectRef[Any]) -> None:
         """Add a call on the worker of a slot to those that are waited for."""
         self.running[slot] = worker, result
         self._pings.pop(slot, None)
+
+    def expel(self, slot: int, why: TerminatedWorkerError) -> None:
+        """End the worker of a slot by SIGKILL, which is the cause with which its call settles."""
+        if slot in self.running:
+            self._expelled[slot] = why
+            ray.kill(self.running[slot][0])
 
     def settle(self, check: Callable[[], None] = lambda: None) -> dict[int, Outcome]:
         """The outcome of each call, once all have returned or one has failed.
@@ -121,10 +130,15 @@ class Calls:
             try:
                 settled[slots[result]] = Returned(ray.get(result))
             except Exception as error:  # noqa: BLE001 (what the function raised, or Ray)
-                settled[slots[result]] = failure_of(error)
+                settled[slots[result]] = self._failure_of(slots[result], error)
         for slot in settled:
             del self.running[slot]
         return settled
+
+    def _failure_of(self, slot: int, error: Exception) -> Failure:
+        if slot in self._expelled:
+            return Died(self._expelled[slot])
+        return failure_of(error)
 
     def _silent(self) -> dict[int, SilentWorkerError]:
         """The slots whose workers have not answered for too long."""

@@ -1,8 +1,8 @@
 """A worker: a Ray actor that runs functions named `module:name`, one after the other.
 
-At SIGTERM Ray ends the process after the running call returns. A training learns of the signal as
-of a request to move (`rank/distributed/stop_requests.py`): it saves, and goes on with another
-worker in this one's place.
+At SIGTERM Ray ends the process after the running call returns. A rank learns of the signal by
+itself (`rank/distributed/stop_requests.py`). If the others can train on without it, the driver ends
+it; else all save a checkpoint, and go on with another worker in this one's place.
 """
 
 from __future__ import annotations

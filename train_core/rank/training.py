@@ -104,7 +104,8 @@ def _train(
         torch.compiler.reset()
     with process_group(own, uses_gpu=config.uses_gpu):
         group = Group.current(uses_gpu=config.uses_gpu)
-        folder, source = RunFolder.at(url), PostedByDriver(own)
+        folder = RunFolder.at(url)
+        source = PostedByDriver(own, hands_over=config.goes_on_in_place)
         memory = _MEMORY if config.goes_on_in_place else None
         trainer = made_by(folder, config, attempt, group, stop_source=source, memory=memory)
         # The workload's module is imported once in a process, and may have set them.

@@ -159,11 +159,36 @@ def test_a_spare_trains_with_what_the_users_module_has_set_for_its_thread(
 
 
 @pytest.mark.promise("sigterm-of-a-worker")
-def test_a_worker_that_gets_sigterm_leaves_after_a_checkpoint(
+def test_a_worker_that_gets_sigterm_hands_over_to_the_others(
     launcher: Launcher, tmp_path: Path, undisturbed: str
 ) -> None:
     folder = RunFolder(str(tmp_path), "run")
     asked = {"workload": "tests.rank.tiny:Terminated", "settings": {"scratch": str(tmp_path)}}
+    seen: set[psutil.Process] = set()
+    first = attempt(folder, 1, lambda: seen.update(ranks()), **asked)
+    outcome = launcher.run(first)
+    assert outcome.ended is Ended.LOST
+    assert "rank 1 died: TerminatedWorkerError: it got SIGTERM" in str(outcome.error)
+    assert outcome.has_survivors
+    assert 5 <= outcome.kept_step < 10
+    assert first.requests.asked is Asked.NOTHING
+    gone, alive = psutil.wait_procs(seen, timeout=10)
+    assert [one.pid for one in gone] == [int(Path(tmp_path, "got-sigterm-1").read_text())]
+    assert not launcher.run(attempt(folder, 2, **asked)).error
+    assert set(alive) < set(ranks())
+    assert digest_of_training(folder) == undisturbed
+
+
+@pytest.mark.promise("sigterm-of-a-worker")
+@pytest.mark.parametrize(
+    ("workload", "workers"), [("Terminated", 1), ("AllTerminated", 2)], ids=["alone", "all"]
+)
+def test_workers_that_all_get_sigterm_leave_after_a_checkpoint(
+    launcher: Launcher, tmp_path: Path, undisturbed: str, workload: str, workers: int
+) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    asked: dict[str, Any] = {"workload": f"tests.rank.tiny:{workload}", "num_workers": workers}
+    asked["settings"] = {"scratch": str(tmp_path)}
     first = attempt(folder, 1, **asked)
     outcome = launcher.run(first)
     assert (outcome.error, outcome.ended) == (None, Ended.IN_ORDER)
@@ -171,8 +196,9 @@ def test_a_worker_that_gets_sigterm_leaves_after_a_checkpoint(
     newest = folder.checkpoints()[-1].manifest
     assert newest.stopped_by == "request"
     assert 4 <= newest.step < 10
-    pid = int(Path(tmp_path, "got-sigterm").read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).wait(10) is None
+    for rank in range(workers):
+        pid = int(Path(tmp_path, f"got-sigterm-{rank}").read_text())
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).wait(10) is None
     assert not launcher.run(attempt(folder, 2, **asked)).error
     assert digest_of_training(folder) == undisturbed
 

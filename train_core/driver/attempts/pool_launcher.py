@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from train_core.cluster.outcomes import (
@@ -27,7 +27,7 @@ from train_core.errors import StorageError
 from train_core.policy.membership import keeps_workers
 from train_core.policy.restarts import Ended
 from train_core.rank.distributed.rendezvous import Membership, RendezvousStore
-from train_core.rank.distributed.stop_requests import LOST, post_stop
+from train_core.rank.distributed.stop_requests import LOST, post_stop, ranks_that_leave
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import RunFolder
 
@@ -117,6 +117,7 @@ class PoolLauncher:
             # A rank that waits for others to join is told in no other way.
             cut_off=store.close,
             spares=_spares(attempt, config),
+            leaving=_Leaving(store, attempt, config),
         )
         try:
             # It gives how each rank ended; rank 0 knows what was committed.
@@ -134,6 +135,29 @@ class PoolLauncher:
             self._pool.replace(leaving)
         first = ends[0]
         return AttemptOutcome(given_up_at=None if first.has_saved else first.saved_step)
+
+
+class _Leaving:
+    """The ranks that are to be ended as they got SIGTERM, and others have the state."""
+
+    def __init__(self, store: RendezvousStore, attempt: Attempt, config: TrainConfig) -> None:
+        self._store, self._attempt, self._config = store, attempt, config
+        self._seen: set[int] = set()
+
+    def __call__(self) -> Collection[int]:
+        """Those of which nothing new was heard since the last call, unless all got it.
+
+        Who ends all of them does so one after the other. Then a checkpoint is saved first.
+        """
+        if not self._config.goes_on_in_place:
+            return ()
+        before = self._seen
+        workers = self._config.num_workers
+        self._seen = ranks_that_leave(self._store, _group(self._attempt), workers)
+        if len(self._seen) == workers:
+            self._attempt.requests.ask_to_move("all workers got SIGTERM")
+            return ()
+        return self._seen if self._seen == before else ()
 
 
 def _spares(attempt: Attempt, config: TrainConfig) -> Spares | None:

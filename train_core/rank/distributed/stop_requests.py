@@ -7,8 +7,8 @@ store, which needs no storage. The ranks find it there; ranks without a driver f
 folder. A rank polls in a thread, so that a request is known during a validation or a wait as well.
 Between steps the control message makes all ranks act on it after the same step.
 
-SIGTERM of a worker is a request to move, which its rank finds by itself
-(`cluster/worker_process.py`).
+SIGTERM of a worker (`cluster/worker_process.py`) is a request to move, which its rank finds by
+itself. Where the others can train on without it, its rank tells the driver, which ends it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ STOP = "stop"
 """The key of the driver's newest request, in the store of the attempt."""
 LOST = "lost"
 """The key of why the attempt is lost."""
+_LEAVING = "leaving"
+"""The key of a rank, after which its number follows, whose process got SIGTERM."""
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 _log = logging.getLogger(__name__)
 
@@ -162,13 +164,14 @@ class StopRequests:
 class PostedByDriver:
     """The source that a driver's ranks have: what the driver has posted in its rendezvous store.
 
-    If nothing is, a process that got SIGTERM asks to move.
+    If nothing is, a process that got SIGTERM asks to move; or, if it `hands_over`, it posts that it
+    leaves, and the driver decides.
 
     It has a connection of its own, as two threads must not use one at the same time.
     """
 
-    def __init__(self, own: Membership) -> None:
-        self._own = own
+    def __init__(self, own: Membership, *, hands_over: bool = False) -> None:
+        self._own, self._hands_over = own, hands_over
         self._store: Store | None = None
 
     def __call__(self) -> StopRequest | None:
@@ -180,12 +183,21 @@ class PostedByDriver:
                 raise AttemptLostError(self._store.get(LOST).decode())
             if self._store.check([STOP]):
                 return StopRequest.model_validate_json(self._store.get(STOP))
+            if was_terminated() and self._hands_over:
+                self._store.set(f"{_LEAVING}/{self._own.rank}", "")
+                return None
         except (RuntimeError, ValidationError) as error:
             self._store = None
             raise ConnectionError(f"the driver's store cannot be read: {error}") from error
         if not was_terminated():
             return None
         return StopRequest(reason=f"rank {self._own.rank} got SIGTERM", goes_on=True)
+
+
+def ranks_that_leave(rendezvous: RendezvousStore, group: str, world_size: int) -> set[int]:
+    """The ranks of the group whose processes got SIGTERM, and hand over."""
+    every = range(world_size)
+    return {rank for rank in every if rendezvous.read(group, f"{_LEAVING}/{rank}") is not None}
 
 
 def post_stop(store: RendezvousStore, group: str, request: StopRequest) -> None:
