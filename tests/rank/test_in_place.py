@@ -6,6 +6,7 @@ those of a pool. `make exact` runs the whole table.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise, product
@@ -22,9 +23,10 @@ from tests.ranks import in_place
 from tests.ranks.lasting import LastingProcesses
 from train_core import TrainConfig
 from train_core.config import LOCAL
-from train_core.driver.attempts.supervisor import Supervisor
-from train_core.policy.restarts import RestartRules
+from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
+from train_core.policy.restarts import Ended, RestartRules
 from train_core.rank.data.recorded_workload import with_monitor
+from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
 from train_core.timing import Timing
@@ -86,23 +88,25 @@ class Trained:
         scratch: Path,
         kills: dict[int, list[dict[str, Any]]],
         max_restarts: int = 20,
+        launcher: type[LastingProcesses] = LastingProcesses,
         **config: Any,
     ) -> None:
         self.folder = RunFolder(str(scratch), "run")
+        self.folder.store = AwayStore(self.folder.url)
         asked = with_monitor(TrainConfig(**ASKED | config))
         create(self.folder, asked)
         in_place.schedule(scratch, kills)
         held = begin_attempt(self.folder)
         # Several kills may come before a step or a commit.
         timing = Timing(restarts=RestartRules(max_restarts, pause_s=0.01))
-        launcher = LastingProcesses(scratch / "ranks.log")
+        processes = launcher(scratch / "ranks.log")
         try:
-            Supervisor(self.folder, held, timing).train(asked, launcher)
+            Supervisor(self.folder, held, timing).train(asked, processes)
         finally:
-            launcher.close()
+            processes.close()
             held.release()
         self.digest = digest_of_training(self.folder)
-        self.pids, self.unwilling = launcher.pids, launcher.unwilling
+        self.pids, self.unwilling = processes.pids, processes.unwilling
         self.steps_lost = steps_lost(scratch)
 
 
@@ -241,6 +245,73 @@ def test_a_state_that_was_altered_in_one_memory_is_noticed(
     found = Trained(tmp_path, kills, num_workers=3)
     assert found.digest == undisturbed("tiny")
     assert found.steps_lost == [1]
+
+
+@pytest.mark.parametrize("point", ["shared", "in_file"])
+def test_a_commit_in_flight_is_finished_if_all_shares_are_stored(
+    undisturbed: Undisturbed, tmp_path: Path, point: str
+) -> None:
+    kills = {1: [kill(0, "slow_before_manifest", 4), kill(1, point, 4, 2)]}
+    found = Trained(tmp_path, kills, num_workers=2, keep_last=9)
+    assert found.digest == undisturbed("tiny")
+    assert found.steps_lost == [0]
+    assert found.unwilling == []
+    attempts = {one.step: one.name.attempt for one in found.folder.checkpoints()}
+    assert attempts[2] == 1
+    assert attempts.get(4) == (1 if point == "shared" else None)
+
+
+def test_a_survivor_whose_storage_hangs_is_replaced(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    kills = {1: [kill(0, "stuck_in_file", 4), kill(1, "before_step", 4)]}
+    found = Trained(tmp_path, kills, num_workers=3)
+    assert found.digest == undisturbed("tiny")
+    assert found.steps_lost == [0]
+    before, after = found.pids
+    assert [was == now for was, now in zip(before, after, strict=True)] == [False, False, True]
+
+
+class AwayStore(Store):
+    """Cannot be reached for a second from the moment on that a test says."""
+
+    until = 0.0
+    num_refused = 0
+
+    def go_away(self) -> None:
+        self.until = time.monotonic() + 1
+
+    def _run(self, action: str, key: str, operation: Callable[[float], Any], **more: Any) -> Any:
+        def once(left_s: float) -> Any:
+            if time.monotonic() < self.until:
+                self.num_refused += 1
+                raise ConnectionError("no route to the storage")
+            return operation(left_s)
+
+        return super()._run(action, key, once, **more)
+
+
+class LosesTheStorage(LastingProcesses):
+    """The driver's storage is away as it takes the next number of the lease."""
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        outcome = super().run(attempt)
+        if outcome.ended is Ended.LOST:
+            assert isinstance(attempt.folder.store, AwayStore)
+            attempt.folder.store.go_away()
+        return outcome
+
+
+def test_survivors_wait_for_a_storage_that_is_away_as_the_next_attempt_begins(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    kills = {1: [kill(1, "before_step", 3)]}
+    found = Trained(tmp_path, kills, launcher=LosesTheStorage, num_workers=2)
+    assert isinstance(found.folder.store, AwayStore)
+    assert found.folder.store.num_refused > 0
+    assert found.digest == undisturbed("tiny")
+    assert found.steps_lost == [0]
+    assert found.pids[0][0] == found.pids[1][0]
 
 
 def test_what_a_module_sets_as_it_is_imported_holds_in_every_attempt(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ class InPlaceTrainer(MortalTrainer):
     """Also `in_restore`, `before_update`, `after_update`, `after_step`; `before_joining` a group.
 
     `stuck`: it does not go on; `slow_validation`: it measures for longer than it is waited for;
-    `alter`: a weight is another one than on the other ranks.
+    `alter`: a weight is another one than on the other ranks; `shared`: its share of the checkpoint
+    is stored, and it dies.
     """
 
     def __init__(
@@ -73,6 +74,10 @@ class InPlaceTrainer(MortalTrainer):
     def step(self) -> None:
         while self.folder.fault.is_at("stuck", self.progress.step):
             time.sleep(60)
+        if self.folder.fault.is_at("shared", self.progress.step):
+            while self.checkpointer.is_busy:
+                time.sleep(0.01)
+            self.meet("shared")
         if self.folder.fault.is_at("alter", self.progress.step):
             with torch.no_grad():
                 next(self.learner.model.parameters()).view(-1)[0] += 1

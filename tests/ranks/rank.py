@@ -72,6 +72,7 @@ class Fault:
 class MortalStore(Store):
     """`in_file`: half of a checkpoint's file is there; `between_files`: one file is.
 
+    `stuck_in_file`: the storage takes none of it, and does not say so.
     `stop_in_delete`: all that has to be looked at before a checkpoint is deleted was.
     """
 
@@ -87,6 +88,8 @@ class MortalStore(Store):
     def put(self, key: str, data: memoryview) -> str:
         name = CheckpointName.parse(key.split("/")[1])
         assert name, f"{key} is no file of a checkpoint"
+        while self.folder.fault.is_at("stuck_in_file", name.step):
+            time.sleep(60)
         if self.folder.fault.is_at("in_file", name.step):
             super().put(key, data[: len(data) // 2])
         self.folder.meet("in_file", name.step)
@@ -110,11 +113,16 @@ class MortalFolder(RunFolder):
 
 
 class MortalWriter(RunWriter):
-    """`before_manifest`: all of a checkpoint is there but that; `after_manifest`: that, too."""
+    """`before_manifest`: all of a checkpoint is there but that; `after_manifest`: that, too.
+
+    `slow_before_manifest`: the commit takes a while, less than a rank has to leave an attempt.
+    """
 
     folder: MortalFolder
 
     def commit(self, manifest: CheckpointManifest) -> Commit:
+        if self.folder.fault.is_at("slow_before_manifest", manifest.step):
+            time.sleep(0.3)
         self.folder.meet("before_manifest", manifest.step)
         self.folder.meet("stop_before_manifest", manifest.step)
         committed = super().commit(manifest)
