@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def stepped_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stepped_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`/proc` as it is after the wall clock was set 90 s ahead: `btime` moves with it."""
     fake = tmp_path / "proc"
     fake.mkdir()
@@ -42,7 +42,12 @@ def stepped_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         f"btime {int(line.split()[1]) + 90}" if line.startswith("btime") else line for line in lines
     ]
     (fake / "stat").write_text("\n".join(moved) + "\n")
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(fake))
+    with monkeypatch.context() as patched:
+        patched.setattr(psutil, "PROCFS_PATH", str(fake))
+        # Of psutil 7.0, times of processes follow what this function has read last.
+        psutil.boot_time()
+        yield
+    psutil.boot_time()
 
 
 @linux
