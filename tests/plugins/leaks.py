@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -51,8 +52,24 @@ class Belongings:
             if not found or time.monotonic() > deadline:
                 return found
             # A file that is mapped is open for as long as its memory is there.
-            gc.collect()
+            _collect_garbage()
             time.sleep(0.05)
+
+
+def _collect_garbage() -> None:
+    """Collect it, and let what was imported since the last time out of the later collections.
+
+    With MLflow, Ray and Prefect imported, one takes 0.3 s, and some tests need one each.
+    """
+    global _num_modules  # noqa: PLW0603 (of this process, as the garbage is)
+    gc.collect()
+    if len(sys.modules) > _num_modules:
+        _num_modules = len(sys.modules)
+        gc.freeze()
+
+
+_num_modules = 0
+"""Imported, when what was there was frozen."""
 
 
 def _children_of(process: psutil.Process) -> list[psutil.Process]:
