@@ -24,7 +24,10 @@ from tests.tracking.json_lines_tracker import JsonLinesTracker
 from tests.tracking.run_builder import RunBuilder
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
+from train_core.storage.objects.store import Store
+from train_core.storage.run_folder import RunFolder
 from train_core.timing import TrackingTiming
+from train_core.tracking import pictures
 from train_core.tracking.delivery.catch_up import catch_up
 from train_core.tracking.delivery.mirror import Mirror
 from train_core.tracking.follow import NOT_SHOWN
@@ -46,6 +49,27 @@ class Kind:
     content: Callable[[str], Any]
     delete: Callable[[str, Stage], None]
     """Deletes what a place has of a stage, as a person may."""
+
+
+@pytest.fixture(autouse=True)
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each figure of a run is drawn once a test, however often the run is followed."""
+
+    def kept(name: str) -> None:
+        draw, drawn = getattr(pictures, name), dict[str, list[tuple[str, bytes]]]()
+
+        def figures(*given: Any) -> list[tuple[str, bytes]]:
+            # A test has one run.
+            key = repr([one for one in given if not isinstance(one, RunFolder | Store)])
+            if key not in drawn:
+                drawn[key] = list(draw(*given))
+            return drawn[key]
+
+        monkeypatch.setattr(pictures, name, figures)
+
+    # What is drawn is in the tests of pictures; here it takes a fourth of the time.
+    for name in ("training_figures", "confusion_picture", "score_pictures"):
+        kept(name)
 
 
 @pytest.fixture(params=["mlflow", slow("json_lines")])
@@ -191,15 +215,16 @@ class Kill:
 def test_who_dies_between_two_verbs_leaves_what_the_next_one_completes(
     whole: RunBuilder, kind: Kind, every: int
 ) -> None:
-    expected, counting = kind.new(), Kill()
-    follow(whole, expected, faulty(kind.tracker, counting))
+    place, counting = kind.new(), Kill()
+    follow(whole, place, faulty(kind.tracker, counting))
+    expected = kind.content(place)
     assert counting.count > 30
     for at in range(0, counting.count, every):
         uri = kind.new()
         with suppress(KilledError):
             follow(whole, uri, faulty(kind.tracker, Kill(at)))
         follow(whole, uri, kind.tracker)
-        assert kind.content(uri) == kind.content(expected), f"died before verb {at}"
+        assert kind.content(uri) == expected, f"died before verb {at}"
 
 
 @pytest.mark.promise("mirror")
