@@ -33,7 +33,7 @@ from tests.flows.deployment.deployed import (
     state,
     wait_for,
 )
-from tests.flows.deployment.holding import NOTES, PENDING, RUNNING, deployment_file
+from tests.flows.deployment.holding import NOTES, PENDING, RUNNING, deploy
 from tests.rank.alone import create
 from train_core import TrainConfig
 from train_core.storage.coordination.holder import Life
@@ -64,6 +64,12 @@ class Struck(Enum):
     BOTH = "both"
 
 
+@contextmanager
+def client_of(api: str) -> Iterator[SyncPrefectClient]:
+    with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
+        yield client
+
+
 class Held:
     """A server, a worker, and a flow run `first` that holds the only slot."""
 
@@ -74,8 +80,8 @@ class Held:
         self.server = Server(home, environment)
         self.server.start()
         self.site = Site(home, environment, self.server.url)
-        self.site.prefect("work-pool", "create", "evertrain", "--type", "process")
-        self.site.deploy_again(deployment_file(home / "held"))
+        with client_of(self.server.url) as client:
+            self._deployment = deploy(client)
         self._workers = ExitStack()
 
     def start_worker(self) -> None:
@@ -86,9 +92,11 @@ class Held:
         return [one for one in self.worker.children(recursive=True) if "python" in one.name()]
 
     def run(self, name: str) -> None:
-        where = json.dumps({"storage": str(self.home / "runs")})
-        asked = ("--flow-run-name", name, "--param", f"parameters={where}")
-        self.site.prefect("deployment", "run", DEPLOYMENT, *asked)
+        parameters = {"parameters": {"storage": str(self.home / "runs")}}
+        with client_of(self.server.url) as client:
+            client.create_flow_run_from_deployment(
+                self._deployment, name=name, parameters=parameters
+            )
 
     def wait_for_state(self, name: str, *wanted: str, within_s: float = 150) -> None:
         api = self.server.url
@@ -176,12 +184,6 @@ def forgetful(tmp_path: Path) -> Iterator[Held]:
     with started(tmp_path, HASTY | IN_MEMORY) as made:
         made.start_worker()
         yield made
-
-
-@contextmanager
-def client_of(api: str) -> Iterator[SyncPrefectClient]:
-    with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
-        yield client
 
 
 def only_one(found: list[DeploymentSlots]) -> DeploymentSlots:
