@@ -36,30 +36,25 @@ for half a minute at the end, in which the others have nothing to do.
 """
 LONGEST = (
     "compat/attempts/test_kills",
-    *(CLUSTER, DEPLOYMENTS, PIPELINES, "flows/test_gate", "flows/deployment/test_slots", RAY),
-    *("driver/job/test_attaching", "tracking/test_contract"),
-    *("compat/reports/test_reports", "hostile/test_hostile_folders", "driver/test_driver"),
-    *("flows/cli/test_proxy", "tracking/test_refusals", "workloads/test_cookbook"),
-    *("rank/test_exact", "flows/deployment/test_schedule"),
-    *("flows/cli/test_verify_resume", "flows/deployment/test_notifications"),
+    *(CLUSTER, DEPLOYMENTS, PIPELINES, RAY, "flows/deployment/test_slots", "flows/test_gate"),
+    *("compat/reports/test_reports", "driver/job/test_attaching", "tracking/test_contract"),
+    *("flows/deployment/test_notifications", "tracking/test_refusals", "flows/cli/test_proxy"),
+    *("workloads/test_cookbook", "pytorch/test_table", "hostile/test_hostile_folders"),
+    *("driver/test_driver", "rank/test_exact", "rank/checkpoint/test_crash_save"),
+    *("tracking/test_models", "flows/cli/test_verify_resume", "flows/deployment/test_schedule"),
+    *("compat/test_without_ray_train", "tracking/test_function_models"),
+    *("driver/preparing/test_rehearsing", "rank/checkpoint/test_states_of_others"),
+    *("earlier_versions/test_installation", "storage/records/test_documents"),
+    *("tracking/delivery/test_mirror", "rank/test_entries", "rank/distributed/test_rendezvous"),
     *("chaos/servers/test_storage", "flows/deployment/test_server_lost"),
-    *("rank/test_entries", "rank/checkpoint/test_crash_save"),
     *("storage/objects/test_store_faults", "rank/checkpoint/test_hostile"),
     *("cluster/test_gpus", "tools/test_standalone"),
 )
 """As `--phases` tells; a list that is old costs seconds, and nothing else."""
 MEASURES_TIME = (
-    *(
-        "tracking/test_mlflow_server",
-        "storage/coordination/test_lease",
-        "tasks/test_server_connection",
-    ),
-    *(
-        "driver/job/test_entry",
-        "rank/test_hang",
-        "storage/objects/test_retry_policy",
-    ),
-    "storage/objects/test_standstill",
+    *("driver/job/test_entry", "tracking/test_mlflow_server", "tasks/test_server_connection"),
+    *("rank/test_hang", "storage/objects/test_standstill", "storage/coordination/test_lease"),
+    "storage/objects/test_retry_policy",
 )
 """They say how long something takes, and wait for most of it. They come last, when those that were
 begun first have ended; and no test of these runs beside one that loads both cores.
