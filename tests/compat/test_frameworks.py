@@ -11,10 +11,10 @@ from ray.train import Result
 from ray.train.torch import TorchTrainer
 
 from tests.compat.functions.reference_functions import inspect_checkpoint
+from tests.compat.reports.ranks import entries
 from train_core import TrainConfig, fit, open_run, verify_run
 from train_core.errors import UserCodeError
 from train_core.loading import load_function
-from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -50,12 +50,6 @@ def names_in_newest(folder: RunFolder) -> set[str]:
     newest = folder.newest_reported()
     assert newest is not None
     return {entry.name.removeprefix("files/") for entry in newest.manifest.files}
-
-
-def entries(folder: RunFolder) -> list[Entry]:
-    newest = folder.newest()
-    assert newest is not None
-    return list(read_segments(folder.store, newest.manifest.journal))
 
 
 def steps(folder: RunFolder) -> list[int]:

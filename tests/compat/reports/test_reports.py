@@ -12,10 +12,10 @@ import pytest
 from mlflow import MlflowClient
 
 from evertrain_flows.databases import create_tracking_database
+from tests.compat.reports.ranks import entries
 from train_core import TrainConfig, fit, open_run, verify_run
 from train_core.errors import ResourceError, UserCodeError
 from train_core.results import TrainResult
-from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.log_lines import warning_in
 
@@ -44,12 +44,6 @@ def run_function(
     folder = RunFolder(storage, "run")
     assert not [one for one in verify_run(folder) if one.faults]
     return folder, result
-
-
-def entries(folder: RunFolder) -> list[Entry]:
-    newest = folder.newest()
-    assert newest is not None
-    return list(read_segments(folder.store, newest.manifest.journal))
 
 
 def contents(folder: RunFolder, checkpoint: Commit) -> dict[str, bytes]:

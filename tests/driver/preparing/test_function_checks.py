@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.compat.functions import digits_function
+from tests.driver.preparing.test_unchanged import prepare
 from tests.rank import growing
-from tests.ranks.without_ray import stages_without_ray
 from train_core.config import TrainConfig
 from train_core.errors import (
     CheckedOnlyError,
@@ -22,7 +22,7 @@ from train_core.errors import (
     WorkloadError,
 )
 from train_core.policy.champion.gate_options import GateOptions
-from train_core.requests import DriverRequest, PipelineRequest, Prepared
+from train_core.requests import DriverRequest, PipelineRequest
 from train_core.storage.coordination.lease import acquire
 from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.records.manifest import CheckpointManifest
@@ -65,14 +65,6 @@ def request(
         pipeline=PipelineRequest(infer_input="test", gate=gate),
         **{name: value for name, value in changes.items() if name in fields},
     )
-
-
-def prepare(asked: DriverRequest) -> Prepared:
-    driver = stages_without_ray(asked)
-    try:
-        return Prepared.model_validate(driver.prepare())
-    finally:
-        driver.close("KILLED")
 
 
 @pytest.mark.promise("dry-run-function")
