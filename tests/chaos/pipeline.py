@@ -27,8 +27,8 @@ from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.coordination.pins import MLFLOW_MODEL, REGISTERED_MODEL, valid_pins
 from train_core.storage.objects.backends.disk_files import TEMPORARY
 from train_core.storage.objects.store import Store
-from train_core.storage.registered_models.decisions import newest_decisions
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
+from train_core.storage.registered_models.of_run import gates_of
 from train_core.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -241,13 +241,13 @@ def gate_faults(folder: RunFolder) -> list[str]:
     gate = Report.model_validate(report).gate if report else None
     if gate is None:
         return []
-    registry = ModelRegistry(folder.storage, gate.decision.challenger.model)
-    own = [one for one in registry.versions() if one.run == folder.name]
-    entries = registry.champions()
+    history = ModelLog(folder.storage, gate.decision.challenger.model).read()
+    own = [one for one in history.versions.values() if one.run == folder.name]
+    entries = history.entries
     found = []
     if own != [gate.decision.challenger]:
         found.append(f"versions of the run: {[one.address for one in own]}")
-    if gate.decision not in newest_decisions(folder):
+    if gate.decision not in [one.result.decision for one in gates_of(folder)]:
         found.append("the report's decision is not the run's newest")
     if gate.decision.outcome == Outcome.PROMOTE and gate.entry not in entries:
         found.append(f"{gate.decision.challenger.address} was to be champion")

@@ -11,31 +11,50 @@ from typing import Any
 
 import pytest
 
-from tests.storage.champions import MODEL, approval, decision, entry
+from tests.storage.champions import (
+    MODEL,
+    add_events,
+    approval,
+    decision,
+    note,
+    version,
+    write_earlier,
+)
 from tests.storage.samples import commit, manifest, record
 from train_core.client import champions
 from train_core.client.runs import delete_run, prune_run
-from train_core.errors import ConfigError
+from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.results import Approval, Decision, GateResult, ModelVersion
 from train_core.storage.coordination.pins import REGISTERED_MODEL, pin
+from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import with_checksum
-from train_core.storage.registered_models.decisions import decision_key, entry_of
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.history import ModelHistory, Record
+from train_core.storage.registered_models.log import Judge, ModelLog
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import ResultWriter, begin_attempt, create_run
+from train_core.storage.run_writer import begin_attempt, create_run
 
 
 class Models:
-    """Runs whose checkpoints are registered, decided on, and made champion by a test."""
+    """Runs whose checkpoints are registered, decided on, and made champion by a test.
 
-    def __init__(self, storage: str) -> None:
+    With `is_before` as an evertrain of before the log does it, until somebody has begun a log.
+    """
+
+    def __init__(self, storage: str, *, is_before: bool = False) -> None:
         self.storage = storage
-        self.registry = ModelRegistry(storage, MODEL)
+        self.log = ModelLog(storage, MODEL)
+        self.is_before = is_before
 
     def folder(self, run: str) -> RunFolder:
         return RunFolder(self.storage, run)
+
+    def add(self, of: Record) -> ModelHistory:
+        if self.is_before and not self.log.store.names("log"):
+            write_earlier(self.storage, of)
+            return self.log.read()
+        return add_events(self.storage, of)
 
     def register(self, run: str) -> ModelVersion:
         """A run with one checkpoint, which is a version."""
@@ -43,29 +62,38 @@ class Models:
         create_run(folder, record(run))
         name = commit(folder, 1, 1)
         pin(folder.store, name, REGISTERED_MODEL, "it is a version", is_lasting=True)
+        number = max(self.log.read().versions, default=0) + 1
         digest = folder.find(str(name)).digest
-        return self.registry.add_version(run, str(name), digest)
+        made = version(number, run).model_copy(update={"checkpoint_digest": digest})
+        history = self.add(made)
+        if history.number_of(made):
+            note(folder, history, made)
+        return made
 
-    def decide(self, version: ModelVersion, outcome: Outcome) -> Any:
-        champion = self.registry.champion()
+    def decide(self, version: ModelVersion, outcome: Outcome) -> Decision:
+        champion = self.log.read().champion
         made = decision(version, champion.number if champion else 0, outcome=outcome)
         made = made.model_copy(update={"champion": champion.version if champion else None})
-        self.folder(version.run).store.create(decision_key(made), with_checksum(made))
+        self.add(made)
         return made
+
+    def enter(self, made: Decision) -> None:
+        """Make the challenger the champion."""
+        history = self.log.read()
+        self.add(history.entry_of(history.result(made)))
 
     def promote(self, run: str) -> ModelVersion:
         version = self.register(run)
-        made = self.decide(version, Outcome.PROMOTE)
-        self.registry.add_champion(entry_of(self.folder(run), made, None))
+        self.enter(self.decide(version, Outcome.PROMOTE))
         return version
 
     def champions(self) -> list[str]:
         return [one.version.run for one in champions.champions(self.storage, MODEL)]
 
 
-@pytest.fixture
-def models(tmp_path: Path) -> Models:
-    return Models(str(tmp_path / "runs"))
+@pytest.fixture(params=[False, True], ids=["log", "before"])
+def models(tmp_path: Path, request: pytest.FixtureRequest) -> Models:
+    return Models(str(tmp_path / "runs"), is_before=request.param)
 
 
 def roll_back(models: Models, **asked: Any) -> str:
@@ -113,6 +141,9 @@ def with_altered_manifest(models: Models) -> None:
 
 def without_decision(models: Models) -> None:
     models.folder("b").store.delete("decisions")
+    for one in models.log.read().found:
+        if isinstance(one.record, Decision) and one.record.challenger.run == "b":
+            Store(models.storage).delete(one.key)
 
 
 def is_champion(models: Models) -> None:
@@ -170,7 +201,7 @@ def test_each_version_comes_with_its_newest_decision(models: Models) -> None:
     waiting = models.register("waiting")
     models.decide(waiting, Outcome.ASK)
     models.register("undecided")
-    models.decide(models.registry.version(1), Outcome.KEEP)
+    models.decide(models.log.read().version(1), Outcome.KEEP)
     found = champions.versions(models.storage, MODEL)
     assert [version.run for version, _ in found] == ["a", "b", "waiting", "undecided"]
     assert [result.status if result else None for _, result in found] == [
@@ -220,11 +251,7 @@ def test_a_rejected_version_is_not(models: Models, waiting: ModelVersion) -> Non
 def test_an_approval_whose_process_was_killed_is_completed_by_the_same_answer(
     models: Models, waiting: ModelVersion
 ) -> None:
-    made = decision(waiting, 1, outcome=Outcome.ASK)
-    answers = models.folder("b").store
-    answers.create(
-        f"decisions/{MODEL}/answers/v00000002-c00000001.json", with_checksum(approval(made))
-    )
+    models.add(approval(decision(waiting, 1, outcome=Outcome.ASK)))
     assert approve(models, person="bob") == "became champion"
     # Ann's answer was there.
     assert "approved by ann" in champions.champions(models.storage, MODEL)[-1].reason
@@ -272,7 +299,7 @@ def test_a_rejected_version_is_not_approved_later_whoever_is_champion(
 ) -> None:
     approve(models, is_approved=False, person="ann")
     models.promote("c")
-    # As an earlier evertrain did, which compared it again.
+    # As an evertrain did that compared it again.
     models.decide(waiting, Outcome.ASK)
     with pytest.raises(ConfigError, match=r"somebody has answered before: .* is rejected by ann"):
         approve(models)
@@ -293,17 +320,17 @@ def test_a_person_may_go_back_to_a_rejected_version_which_is_a_new_act(
     assert (found.by, found.version) == ("rollback", waiting)
 
 
-class PromotedMeanwhile(ResultWriter):
+class PromotedMeanwhile(ModelLog):
     """Between the look at the champion and the answer, the run's own gate makes it champion."""
 
     models: Models
     waiting: ModelVersion
 
-    def commit_approval(self, decision: Decision, given: Approval) -> None:
+    def record(self, judge: Judge) -> ModelHistory:
+        judge(self.read())
         self.models.promote("c")
-        later = self.models.decide(self.waiting, Outcome.PROMOTE)
-        self.models.registry.add_champion(entry_of(self.models.folder("b"), later, None))
-        super().commit_approval(decision, given)
+        self.models.enter(self.models.decide(self.waiting, Outcome.PROMOTE))
+        return super().record(judge)
 
 
 @pytest.mark.promise("no-is-final")
@@ -311,10 +338,35 @@ def test_who_rejects_a_version_that_became_champion_just_now_is_told_so(
     models: Models, waiting: ModelVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     PromotedMeanwhile.models, PromotedMeanwhile.waiting = models, waiting
-    monkeypatch.setattr(champions, "ResultWriter", PromotedMeanwhile)
-    with pytest.raises(ConfigError, match=r"became champion just now.* `evertrain rollback"):
+    monkeypatch.setattr(champions, "ModelLog", PromotedMeanwhile)
+    with pytest.raises(ConfigError, match=r"is the champion, and nobody .* `evertrain rollback"):
         approve(models, is_approved=False)
     assert models.champions() == ["a", "c", "b"]
+
+
+class ComparedMeanwhile(ModelLog):
+    """Between the look and the answer, the run's own gate asks about another comparison."""
+
+    models: Models
+    waiting: ModelVersion
+
+    def record(self, judge: Judge) -> ModelHistory:
+        judge(self.read())
+        self.models.promote("c")
+        self.models.decide(self.waiting, Outcome.ASK)
+        return super().record(judge)
+
+
+@pytest.mark.promise("approval")
+def test_who_approves_what_is_compared_again_just_now_is_told_so(
+    models: Models, waiting: ModelVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ComparedMeanwhile.models, ComparedMeanwhile.waiting = models, waiting
+    monkeypatch.setattr(champions, "ModelLog", ComparedMeanwhile)
+    with pytest.raises(ConfigError, match="was compared with another champion just now"):
+        approve(models)
+    assert models.champions() == ["a", "c"]
+    assert not models.log.read().approvals
 
 
 @pytest.mark.parametrize("outcome", [Outcome.KEEP, Outcome.PROMOTE, None])
@@ -337,7 +389,7 @@ def test_the_run_of_a_champion_is_not_deleted(models: Models) -> None:
     assert str(refused.value) == (
         f"run 'b' has the champion models:/Digits/2 (step-00000001-a0001): make another version "
         f"the champion (`evertrain rollback Digits --reason WHY`), or delete "
-        f"{models.registry.store.url}, which forgets the registered model"
+        f"{models.log.store.url}, which forgets the registered model"
     )
     assert models.folder("b").checkpoints()
     roll_back(models)
@@ -370,47 +422,119 @@ def test_prune_says_why_a_version_and_the_champion_stay(models: Models) -> None:
 def test_where_champions_cannot_be_listed_nothing_is_deleted(models: Models) -> None:
     models.promote("a")
     begin_attempt(models.folder("a")).release()
-    models.registry.store.write("champions/00000001.json", b"{}")
+    *_, newest = models.log.read().found
+    Store(models.storage).write(newest.key, b"{}")
     for call in (
         lambda: delete_run(models.folder("a")),
         lambda: prune_run(models.folder("a")),
     ):
-        with pytest.raises(ValueError, match="not a champion's entry"):
+        with pytest.raises(ValueError, match=r"not (a champion's entry|an event of a registered)"):
             call()
     assert models.folder("a").checkpoints()
 
 
-def test_two_rollbacks_at_once_are_one(models: Models) -> None:
+@pytest.mark.promise("faults-in-rows")
+def test_nothing_is_judged_while_a_document_cannot_be_read_until_it_is_restored_or_deleted(
+    models: Models, waiting: ModelVersion
+) -> None:
+    """It may be somebody's rejection."""
+    approve(models, is_approved=False, person="ann")
+    models.register("c")
+    damaged = next(one for one in models.log.read().found if isinstance(one.record, Approval))
+    storage, whole = Store(models.storage), Store(models.storage).read(damaged.key)
+    storage.write(damaged.key, whole.replace(b"ann", b"bob"))
+    for act in (
+        lambda: approve(models),
+        lambda: roll_back(models, to=1),
+        lambda: ModelLog(models.storage, MODEL).register("d", "step-00000001-a0001", "0" * 64),
+    ):
+        with pytest.raises(CheckpointError) as refused:
+            act()
+        assert damaged.uri in str(refused.value)
+        assert str(refused.value).endswith(
+            "until somebody restores or deletes it, nothing is decided on model 'Digits'"
+        )
+        assert "\n" not in str(refused.value)
+    # No other row is hidden.
+    rows = champions.versions(models.storage, MODEL)
+    first, second, third = rows[:3]
+    assert isinstance(first[1], GateResult)
+    assert first[1].status == "became champion"
+    assert isinstance(second[1], champions.Unreadable)
+    assert isinstance(third[0], ModelVersion)
+    entries = champions.champions(models.storage, MODEL)
+    assert [one.number for one in entries] == [1, None]
+    storage.write(damaged.key, whole)
+    with pytest.raises(ConfigError, match="somebody has answered before"):
+        approve(models)
+    storage.delete(damaged.key)
+    # A missing event counts for nothing.
+    assert approve(models) == "became champion"
+
+
+class RolledBackMeanwhile(ModelLog):
+    """Between the look at the champion and the rollback, somebody goes back to the first one."""
+
+    models: Models
+
+    def record(self, judge: Judge) -> ModelHistory:
+        judge(self.read())
+        monday = self.models.log.read().entries[0].version
+        entry = (
+            self.models.log.read()
+            .entries[-1]
+            .model_copy(
+                update={"number": 4, "by": "rollback", "decided_by": "ann", "version": monday}
+            )
+        )
+        self.models.add(entry)
+        return super().record(judge)
+
+
+@pytest.mark.promise("rollback")
+def test_two_rollbacks_at_once_are_one(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes second has seen another champion, and is told so."""
     for run in "abc":
         models.promote(run)
-    entries = champions.champions(models.storage, MODEL)
-    roll_back(models, to=1)
-    other = entries[-1].model_copy(
-        update={"number": 4, "by": "rollback", "decided_by": "ann", "version": entries[1].version}
-    )
+    RolledBackMeanwhile.models = models
+    monkeypatch.setattr(champions, "ModelLog", RolledBackMeanwhile)
     with pytest.raises(ConfigError, match="another champion of 'Digits' was chosen just now"):
-        champions._added(models.registry, other)
+        roll_back(models)
+    assert models.champions() == ["a", "b", "c", "a"]
+
+
+@pytest.mark.promise("no-is-final")
+def test_a_champion_before_that_was_rejected_since_is_gone_back_to_by_its_number_only(
+    models: Models,
+) -> None:
+    first = models.promote("a")
+    models.promote("b")
+    models.add(approval(models.decide(first, Outcome.ASK), is_approved=False))
+    with pytest.raises(ConfigError, match=r"rejected since: .* by ann .*`--to 1` goes back to it"):
+        roll_back(models)
+    assert models.champions() == ["a", "b"]
+    assert roll_back(models, to=1) == "a"
 
 
 @pytest.mark.promise("champion-stays")
 @pytest.mark.parametrize("is_new", [True, False], ids=["a model of its own", "one of this version"])
 def test_a_model_that_a_newer_evertrain_keeps_is_not_changed_and_says_why(
-    models: Models, *, is_new: bool
+    tmp_path: Path, *, is_new: bool
 ) -> None:
-    """It will close both logs by their next numbers (docs/decisions/026-champion-log.md)."""
+    """It may close both logs of before as this one does (docs/decisions/026-champion-log.md)."""
+    models = Models(str(tmp_path / "runs"), is_before=True)
     if not is_new:
         models.promote("a")
         models.decide(models.register("b"), Outcome.ASK)
         begin_attempt(models.folder("a")).release()
-    registry = models.registry
-    for log, there in (("versions", registry.versions()), ("champions", registry.champions())):
+    history = models.log.read()
+    logs = {"versions": len(history.versions), "champions": len(history.entries)}
+    for log, there in logs.items():
         newer = decision().model_copy(update={"format": 2})
-        registry.store.create(f"{log}/{len(there) + 1:08d}.json", with_checksum(newer))
+        models.log.store.create(f"{log}/{there + 1:08d}.json", with_checksum(newer))
     acts: list[Callable[[], Any]] = [
-        registry.champion,
-        lambda: registry.add_version("c", "step-00000001-a0001", "0" * 64),
-        lambda: registry.add_champion(entry(1 if is_new else 2)),
+        lambda: models.log.read().champion,
+        lambda: models.log.register("c", "step-00000001-a0001", "0" * 64),
         lambda: roll_back(models, to=1),
     ]
     if not is_new:

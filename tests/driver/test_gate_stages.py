@@ -19,6 +19,7 @@ import pytest
 
 from tests.marks import SLOW
 from tests.rank.alone import run
+from tests.storage.champions import add_events
 from tests.storage.doubles.faulty_store import FaultyStore
 from train_core import TrainConfig
 from train_core.client.champions import approve, rollback
@@ -29,14 +30,13 @@ from train_core.errors import FencedError, StorageError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.end_status import EndStatus
-from train_core.results import Approval, GateResult
+from train_core.results import Approval, GateResult, ModelVersion
 from train_core.scoring.evaluate import evaluate
 from train_core.storage.coordination.pins import REGISTERED_MODEL, valid_pins
-from train_core.storage.records.names import DecisionName
-from train_core.storage.registered_models.decisions import find_decision, newest_decisions
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
+from train_core.storage.registered_models.of_run import gates_of
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import ResultWriter, begin_attempt
+from train_core.storage.run_writer import begin_attempt
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -97,7 +97,7 @@ class Place:
     def __init__(self, copied: Path, storage: Path, pool: WorkerPool) -> None:
         shutil.copytree(copied, storage)
         self.storage = str(storage)
-        self.registry = ModelRegistry(self.storage, MODEL)
+        self.log = ModelLog(self.storage, MODEL)
         self._pool = pool
 
     def folder(self, name: str) -> RunFolder:
@@ -120,7 +120,7 @@ class Place:
         # The heartbeats' own writes are none of those that fail.
         notes = notes or Path(self.storage, f"notes-{name}")
         folder.store = store = FaultyStore(folder.store.url, notes)
-        gate.registry.store = FaultyStore(gate.registry.store.url, notes)
+        gate.log.store = FaultyStore(gate.log.store.url, notes)
         try:
             yield Pipeline(folder, gate), store
         finally:
@@ -131,16 +131,18 @@ class Place:
         with self.driving(name, **options) as (pipeline, _):
             return pipeline.to_the_end()
 
-    def decisions(self, name: str) -> list[str]:
-        return [
-            one
-            for one in self.folder(name).store.names(f"decisions/{MODEL}")
-            if one.endswith(".json")
-        ]
+    def versions(self) -> list[ModelVersion]:
+        found = self.log.read().versions
+        return [found[number] for number in sorted(found)]
+
+    def decisions(self, name: str) -> list[tuple[int, int]]:
+        """The comparisons of a run's versions that were decided."""
+        found = self.log.read().decisions
+        return sorted(one for one, made in found.items() if made.challenger.run == name)
 
     def champions(self) -> list[str]:
         """The runs of all champions, oldest first."""
-        return [entry.version.run for entry in self.registry.champions()]
+        return [entry.version.run for entry in self.log.read().entries]
 
 
 @pytest.fixture
@@ -180,20 +182,20 @@ def overtaken(
 
 def check_log(place: Place) -> None:
     """Each champion follows from one decision, which compared it with the champion before it."""
-    versions = {one.version: one for one in place.registry.versions()}
+    history = place.log.read()
+    history.check_whole()
+    versions = history.versions
     assert sorted(versions) == list(range(1, len(versions) + 1))
     runs = [one.run for one in versions.values()]
     assert len(runs) == len(set(runs)), "a checkpoint has two versions"
-    entries = place.registry.champions()
+    entries = history.entries
     assert [entry.number for entry in entries] == list(range(1, len(entries) + 1))
     for number, entry in enumerate(entries):
         assert versions[entry.version.version] == entry.version
-        run_name, _, key = entry.decided_by.partition("/decisions/")
-        name = DecisionName.parse(key)
-        assert run_name == entry.version.run
-        assert name == DecisionName(MODEL, entry.version.version, number)
-        decision = find_decision(place.folder(run_name), name)
-        assert decision
+        decision = history.decisions[entry.version.version, number]
+        result = history.result(decision)
+        assert result.entry == entry
+        assert result.decision_uri == f"{place.storage}/{entry.decided_by}"
         assert decision.outcome is Outcome.PROMOTE
         assert decision.champion == (entries[number - 1].version if number else None)
 
@@ -206,7 +208,7 @@ def test_the_first_champion_needs_nobody_to_be_better_than(place: Place) -> None
     assert result.decision.champion is None
     assert result.decision.evidence.improvement is None
     assert place.champions() == ["bad"]
-    assert place.decisions("bad") == ["v00000001-c00000000.json"]
+    assert place.decisions("bad") == [(1, 0)]
     check_log(place)
 
 
@@ -215,7 +217,7 @@ def test_one_that_is_too_bad_is_no_first_champion(place: Place) -> None:
     result = place.gated("bad", gate_metric="accuracy", gate_minimum=0.99)
     assert (result.decision.outcome, result.entry) == (Outcome.KEEP, None)
     assert place.champions() == []
-    assert [one.run for one in place.registry.versions()] == ["bad"]
+    assert [one.run for one in place.versions()] == ["bad"]
 
 
 @pytest.mark.promise("gate-evidence")
@@ -269,7 +271,7 @@ def test_what_may_become_champion_is_pinned_before_it_is_a_version(place: Place)
         with pytest.raises(StorageError):
             pipeline.decide()
     assert [pin.who for pin in valid_pins(place.folder("bad").store)] == [REGISTERED_MODEL]
-    assert place.registry.versions() == []
+    assert place.versions() == []
 
 
 WHEN = [pytest.param(False, id="before it"), pytest.param(True, id="after it", marks=SLOW)]
@@ -308,17 +310,17 @@ def test_a_gate_that_ends_at_any_change_is_completed_by_the_next_driver(
         is_through = end_at(place, "good", number, done=done)
         check_log(place)
         # What the dead one had committed, the next one uses.
-        left = place.registry.versions(), place.decisions("good")
+        left = place.versions(), place.decisions("good")
         result = place.gated("good")
         assert result.entry
         assert place.champions() == expected
-        assert [one.run for one in place.registry.versions()] == expected
+        assert [one.run for one in place.versions()] == expected
         assert len(place.decisions("good")) == 1
-        assert place.registry.versions()[: len(left[0])] == left[0]
+        assert place.versions()[: len(left[0])] == left[0]
         check_log(place)
         if is_through:
-            # The pin, the version, the decision, the champion.
-            assert number == 5
+            # The pin, the version, its note, the decision, the champion; at first both closings.
+            assert number == (8 if begun_with == "trained" else 6)
             return
 
 
@@ -356,7 +358,7 @@ def test_who_comes_second_is_compared_with_the_one_who_came_first(place: Place) 
     assert first.entry
     assert (second.entry, second.decision.outcome) == (None, Outcome.KEEP)
     assert second.decision.champion == first.entry.version
-    assert place.decisions("same") == ["v00000003-c00000001.json", "v00000003-c00000002.json"]
+    assert place.decisions("same") == [(3, 1), (3, 2)]
     assert place.champions() == ["bad", "good"]
     check_log(place)
 
@@ -486,7 +488,7 @@ def test_a_no_to_an_earlier_comparison_counts_while_the_version_is_compared_agai
         def rejected_meanwhile(*compared: Any) -> None:
             compare(*compared)
             no = answer_to(asked, is_approved=False)
-            ResultWriter(place.folder("same")).commit_approval(asked.decision, no)
+            add_events(place.storage, no)
 
         monkeypatch.setattr(pipeline.gate, "_new_decision", rejected_meanwhile)
         result = pipeline.to_the_end()
@@ -589,7 +591,7 @@ def test_other_rows_than_those_of_the_champions_choice_are_noticed(
     entry = place.gated("bad").entry
     assert entry
     other = entry.model_copy(update={"number": 2, "data_digest": "0" * 64, "decided_by": "me"})
-    place.registry.add_champion(other)
+    add_events(place.storage, other)
     with place.driving("good", on_changed_data=on_changed_data) as (pipeline, _):
         decision = pipeline.decide().decision
     assert decision.evidence.has_changed_data
@@ -603,8 +605,8 @@ def test_a_driver_that_was_replaced_registers_and_decides_nothing(place: Place) 
         store.create(f"lease/{int(newest[:4]) + 1:04d}.json", store.read(f"lease/{newest}"))
         with pytest.raises(FencedError):
             pipeline.decide()
-    assert place.registry.versions() == []
-    assert newest_decisions(place.folder("bad")) == []
+    assert place.versions() == []
+    assert gates_of(place.folder("bad")) == []
 
 
 def test_a_run_registers_the_better_checkpoint_that_it_has_later(place: Place) -> None:
@@ -616,7 +618,8 @@ def test_a_run_registers_the_better_checkpoint_that_it_has_later(place: Place) -
     held.release()
     second = place.gated("bad")
     assert second.entry
-    assert [one.version for one in place.registry.versions()] == [1, 2]
+    assert [one.version for one in place.versions()] == [1, 2]
     kept = {one.decision.challenger.version for one in (first, second)}
-    assert {one.challenger.version for one in newest_decisions(folder)} == kept == {1, 2}
+    found = {one.result.decision.challenger.version for one in gates_of(folder)}
+    assert found == kept == {1, 2}
     assert all(before < after for before, after in pairwise(place.decisions("bad")))

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 
 WRITTEN = Path(__file__).parent / "installation"
@@ -47,8 +47,8 @@ class Installation:
         return f"sqlite:///{self.home}/mlflow.db"
 
     @property
-    def registry(self) -> ModelRegistry:
-        return ModelRegistry(self.storage, MODEL)
+    def log(self) -> ModelLog:
+        return ModelLog(self.storage, MODEL)
 
     def run(self, name: str) -> RunFolder:
         return RunFolder(self.storage, name)

@@ -253,7 +253,7 @@ def test_a_registered_model_serves_what_the_batch_inference_of_that_time_predict
 def test_the_history_of_champions_is_told(place: Installation) -> None:
     found = [
         (one.number, one.version.run, one.by)
-        for one in place.registry.champions()
+        for one in place.log.read().entries
         if one in champions(place.storage, MODEL)
     ]
     assert found == [
@@ -273,18 +273,18 @@ def test_the_history_of_champions_is_told(place: Installation) -> None:
 def test_the_version_that_waits_is_approved_and_gone_back_from(place: Installation) -> None:
     where = ("--storage", place.storage, "--tracking-uri", place.tracking_uri)
     assert main(["approve", MODEL, "4", *ANSWER, *where]) == 0
-    assert [one.version.run for one in place.registry.champions()][-1] == "thursday"
+    assert [one.version.run for one in place.log.read().entries][-1] == "thursday"
     assert served_by(place) == "thursday"
     entry = rollback(place.storage, MODEL, "it was better")
     assert entry.version.run == "monday"
     with mlflow_client(place.tracking_uri) as client:
-        show_aliases(client, place.registry)
+        show_aliases(client, place.log)
     assert served_by(place) == "monday"
 
 
 def test_the_version_that_was_rejected_stays_rejected(place: Installation) -> None:
     for champion in ("monday", "wednesday"):
-        assert place.registry.champions()[-1].version.run == champion
+        assert place.log.read().entries[-1].version.run == champion
         with pytest.raises(ConfigError, match="models:/Digits/2"):
             approve(place.storage, MODEL, VERSIONS["tuesday"], "why not")
         assert status_of_versions(place)["tuesday"] == "rejected"

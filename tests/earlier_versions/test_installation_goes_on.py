@@ -105,7 +105,7 @@ def test_a_rejected_version_stays_rejected_when_its_run_goes_on_after_another_ch
 ) -> None:
     rollback(place.storage, MODEL, "it was better", to=3)
     done(place, environment, "-m", "evertrain_flows.cli", "runs", "resume", "tuesday")
-    assert [one.version.run for one in place.registry.champions()][-1] == "wednesday"
+    assert [one.version.run for one in place.log.read().entries][-1] == "wednesday"
     report = Report.model_validate(place.run("tuesday").report())
     assert report.gate
     assert report.gate.status == "rejected"

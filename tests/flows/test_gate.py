@@ -35,7 +35,7 @@ from train_core.loading import load_workload
 from train_core.results import ChampionEntry, GateResult, PredictionsResult, Report
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import PredictionsManifest, read_manifest
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.tracking.mlflow.models.lookups import model_id_of
 
@@ -61,7 +61,7 @@ class Place:
     def __init__(self, folder: Path, evertrain: Evertrain) -> None:
         self.folder, self._evertrain = folder, evertrain
         self.storage, self.tracking_uri = str(folder / "runs"), f"sqlite:///{folder}/mlflow.db"
-        self.registry = ModelRegistry(self.storage, MODEL)
+        self.log = ModelLog(self.storage, MODEL)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self._evertrain(*arguments, "--storage", self.storage)
@@ -90,7 +90,7 @@ class Place:
         return found
 
     def champions(self) -> list[ChampionEntry]:
-        return self.registry.champions()
+        return self.log.read().entries
 
     def aliases(self) -> dict[str, str]:
         """Where MLflow's aliases point to: a run and its version."""
@@ -158,7 +158,7 @@ def test_a_run_that_is_better_is_promoted_with_the_evidence(gated: Gated) -> Non
     assert result.decision.evidence.improvement
     assert result.decision.evidence.improvement.low > 0
     assert [one.version.run for one in gated.place.champions()] == ["first", "better"]
-    assert json.loads(Path(result.decision_uri).read_text())["outcome"] == "promote"
+    assert json.loads(Path(result.decision_uri).read_text())["record"]["outcome"] == "promote"
 
 
 @pytest.mark.promise("gate-evidence")
@@ -371,7 +371,7 @@ def test_a_batch_inference_takes_the_champion_and_records_its_version(
         manifest, _ = read_manifest(Store(result.uri), PredictionsManifest, "_manifest.json")
         assert manifest.model == f"models:/Digits/{version}"
         assert result.uri.startswith(f"{place.storage}/{run}/predictions/")
-        assert result.checkpoint.name == place.registry.version(version).checkpoint
+        assert result.checkpoint.name == place.log.read().version(version).checkpoint
     assert "has no version 9: 1, 2, 3" in found[2]["refused"]
     assert "'models:/Digits' names no version: models:/NAME@champion" in found[3]["refused"]
 
@@ -437,7 +437,7 @@ def test_a_run_is_deleted_once_another_one_has_the_champion(gated: Gated, tmp_pa
     pruned = json.loads(place.run("prune", "first", "--dry-run", "--json").stdout)
     assert any("the champion models:/Digits/1" in row["why"] for row in pruned)
     versions = json.loads(place.run("champions", MODEL, "--versions", "--json").stdout)
-    assert {row["run"]: row["status"] for row in versions}["better"] == "no decision"
+    assert {row["run"]: row["status"] for row in versions}["better"] == "became champion"
 
 
 @contextmanager

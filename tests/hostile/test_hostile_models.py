@@ -20,36 +20,49 @@ from train_core.errors import CheckpointError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import LARGEST_NUMBER, MAX_DOCUMENT_BYTES, with_checksum
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(60)
 
+BEFORE, LOG = "before", "log"
+"""Where the documents lie: as before the log of a model, and in it."""
 VERSION = f"_models/{MODEL}/versions/00000003.json"
 CHAMPION = f"_models/{MODEL}/champions/00000002.json"
 LAST_VERSION = f"_models/{MODEL}/versions/{LARGEST_NUMBER}.json"
 LAST_CHAMPION = f"_models/{MODEL}/champions/{LARGEST_NUMBER}.json"
 DECISION = f"waiting/decisions/{MODEL}/v00000003-c00000002.json"
 ANSWER = f"waiting/decisions/{MODEL}/answers/v00000003-c00000002.json"
+PROMOTED, REGISTERED, DECIDED, NEXT, LAST = (
+    f"_models/{MODEL}/log/{number:08d}.json" for number in (6, 7, 8, 9, LARGEST_NUMBER)
+)
 TEXT = "x[/nope] [link=http://evil]here[/link] \x1b[31mred\x1b]0;title\x07 \u202e"
 
 Spoil = Callable[[Store], object]
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two champions one after the other, and a version that waits for an answer."""
-    storage = tmp_path_factory.mktemp("models") / "runs"
-    models = Models(str(storage))
-    for run in ("first", "second"):
-        models.promote(run)
-    models.decide(models.register("waiting"), Outcome.ASK)
-    return storage
+    made = {}
+    for form in (BEFORE, LOG):
+        made[form] = tmp_path_factory.mktemp("models") / "runs"
+        models = Models(str(made[form]), is_before=form == BEFORE)
+        for run in ("first", "second"):
+            models.promote(run)
+        models.decide(models.register("waiting"), Outcome.ASK)
+    return made
 
 
 @pytest.fixture
-def storage(template: Path, tmp_path: Path) -> Store:
+def form(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", BEFORE))
+
+
+@pytest.fixture
+def storage(templates: dict[str, Path], form: str, tmp_path: Path) -> Store:
     """Runs and a model; copies lie outside of the storage, where `..` and the cases' links lead."""
+    template = templates[form]
     shutil.copytree(template / "first", tmp_path / "outside")
     shutil.copytree(template, tmp_path / "outside" / "runs")
     shutil.copytree(template, tmp_path / "storage" / "runs")
@@ -147,6 +160,35 @@ CASES: dict[str, Spoil] = {
     "the last version": copied(VERSION, LAST_VERSION, version=LARGEST_NUMBER),
     "the last champion": copied(CHAMPION, LAST_CHAMPION, number=LARGEST_NUMBER),
 }
+EVENTS = (PROMOTED, REGISTERED, DECIDED, NEXT)
+CASES_OF_LOG: dict[str, Spoil] = {
+    **{f"{key} is garbage": has(key, b"x") for key in EVENTS},
+    **{f"{key} is empty": has(key, b"") for key in EVENTS},
+    **{f"{key} is of format 2": says(key, format=2) for key in EVENTS[:3]},
+    **{f"{key} is a pipe": lambda store, key=key: os.mkfifo(path_of(store, key)) for key in EVENTS},
+    **{f"{key} is a folder": lambda store, key=key: path_of(store, key).mkdir() for key in EVENTS},
+    **{f"{key} is a link": links(key) for key in EVENTS[:3]},
+    "the log is a pipe": lambda store: os.mkfifo(path_of(store, f"_models/{MODEL}/log")),
+    "an event of no kind": says(REGISTERED, event=TEXT),
+    "an event of another kind": says(DECIDED, event="promoted"),
+    "an event without a record": says(DECIDED, record=None),
+    "an event of another number": says(REGISTERED, number=10**300),
+    "a version outside": says_within(REGISTERED, "record", run="../../outside"),
+    "a version of no checkpoint": says_within(REGISTERED, "record", checkpoint=TEXT),
+    "a version of another model": says_within(REGISTERED, "record", model="../x"),
+    "the greatest version": says_within(REGISTERED, "record", version=LARGEST_NUMBER),
+    "a version of 10^300": says_within(REGISTERED, "record", version=10**300),
+    "a champion of another number": says_within(PROMOTED, "record", number=LARGEST_NUMBER),
+    "a champion with markup": says_within(PROMOTED, "record", reason=TEXT, decided_by=TEXT),
+    "a champion with a long reason": says_within(PROMOTED, "record", reason="x" * 3_000_000),
+    "a decision with markup": says_within(DECIDED, "record", reasons=[TEXT], metric=TEXT),
+    "a decision with many reasons": says_within(DECIDED, "record", reasons=["x"] * 300_000),
+    "the last event": copied(REGISTERED, LAST, number=LARGEST_NUMBER),
+    "a note of no event": has(f"waiting/decisions/{MODEL}/registered-{10**17}.json", b"x"),
+    "a note that is a pipe": lambda store: os.mkfifo(
+        path_of(store, f"waiting/decisions/{MODEL}/registered-00000001.json")
+    ),
+}
 LOOKS = {
     "champions": ["champions", MODEL],
     "champions --json": ["champions", MODEL, "--json"],
@@ -167,11 +209,18 @@ CHANGES = {
 
 
 @pytest.mark.promise("hostile-folders", "terminal")
-@pytest.mark.parametrize("name", ["nothing is spoiled", *CASES])
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        *((BEFORE, name) for name in ("nothing is spoiled", *CASES)),
+        *((LOG, name) for name in ("nothing is spoiled", *CASES_OF_LOG)),
+    ],
+    indirect=["form"],
+)
 def test_no_document_of_a_registered_model_ends_a_command_badly(
-    storage: Store, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    storage: Store, tmp_path: Path, form: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    CASES.get(name, bool)(storage)
+    (CASES if form == BEFORE else CASES_OF_LOG).get(name, bool)(storage)
     outside, here = everything(tmp_path / "outside"), everything(tmp_path / "storage")
     for command in (*LOOKS.values(), *CHANGES.values()):
         is_look = command in LOOKS.values()
@@ -237,8 +286,38 @@ def test_a_number_after_which_none_is_found_again_is_refused(
     assert main(["rollback", MODEL, "--to", "1", *WHY, "--storage", storage.url]) == 2
     assert "no model has so many. Delete it" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="no model has so many"):
-        ModelRegistry(storage.url, MODEL).add_version("waiting", "step-00000009-a0001", "9")
+        ModelLog(storage.url, MODEL).register("waiting", "step-00000009-a0001", "9")
     assert sorted(Path(storage.url, "_models").rglob("*")) == before
+
+
+@pytest.mark.promise("faults-in-rows")
+@pytest.mark.parametrize("form", [LOG], indirect=True)
+@pytest.mark.parametrize("key", [PROMOTED, REGISTERED, DECIDED])
+@pytest.mark.parametrize("damage", [lambda key: has(key, b"x"), lambda key: says(key, format=2)])
+def test_an_event_that_cannot_be_read_is_a_row_and_hides_no_other(
+    storage: Store, capsys: pytest.CaptureFixture[str], key: str, damage: Callable[[str], Spoil]
+) -> None:
+    damage(key)(storage)
+    champions, versions = rows_of(storage, capsys), rows_of(storage, capsys, "--versions")
+    for rows in (champions, versions):
+        assert [key in row["status"] for row in rows if row.get("run") == "first"] == [False]
+        (row,) = (row for row in rows if row.get("run") is None)
+        assert row["status"].startswith("cannot be read: ")
+        assert key in row["status"]
+    assert champions[0]["status"] == ("champion" if key == PROMOTED else "replaced")
+    known = [row["version"] for row in versions if row.get("run")]
+    assert known == ([1, 2] if key == REGISTERED else [1, 2, 3])
+
+
+@pytest.mark.promise("verified")
+@pytest.mark.parametrize("form", [LOG], indirect=True)
+def test_verify_reads_the_events_of_a_runs_versions(storage: Store) -> None:
+    folder = RunFolder(storage.url, "waiting")
+    assert DECIDED not in [one.what for one in verify_run(folder)]
+    has(DECIDED, b"x")(storage)
+    faults = {one.what: one.faults for one in verify_run(folder) if one.faults}
+    (fault,) = faults[DECIDED]
+    assert DECIDED in fault
 
 
 @pytest.mark.promise("verified")
@@ -249,5 +328,5 @@ def test_verify_reads_decisions_and_answers(storage: Store, key: str, data: byte
     assert not any(one.what.startswith("decisions/") for one in verify_run(folder))
     has(key, data)(storage)
     faults = {one.what: one.faults for one in verify_run(folder) if one.faults}
-    (fault,) = faults[DECISION.removeprefix("waiting/")]
+    (fault,) = faults[key.removeprefix("waiting/")]
     assert key in fault

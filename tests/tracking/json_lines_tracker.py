@@ -15,7 +15,7 @@ from typing import Any
 
 from train_core.errors import TrackingError
 from train_core.results import GateResult, Tracking
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.tracking.refusals import Failure, Refusals, failure_of
 from train_core.tracking.tracker import (
     Data,
@@ -109,14 +109,12 @@ class JsonLinesTracker:
         }
         self._write("models.json", stay)
 
-    def version(
-        self, result: GateResult, registry: ModelRegistry, logged: Callable[[], str]
-    ) -> None:
+    def version(self, result: GateResult, log: ModelLog, logged: Callable[[], str]) -> None:
         known = self._read("versions.json")
         address = result.decision.challenger.address
         model = known[address]["model"] if address in known else logged()
         known[address] = {"model": model, "says": result.summary}
-        champion = registry.champion()
+        champion = log.read().champion
         known["champion"] = champion.version.address if champion else None
         self._write("versions.json", known)
 

@@ -9,13 +9,14 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from tests.storage.champions import MODEL, decision
+from tests.storage.champions import MODEL, decide, decision, promote
 from train_core.config import TrainConfig
 from train_core.rank.metrics.scores import Scores
 from train_core.results import (
     CheckpointSummary,
     EvaluationResult,
     GateResult,
+    ModelVersion,
     PredictionsResult,
     Report,
     Tracking,
@@ -23,7 +24,6 @@ from train_core.results import (
 )
 from train_core.storage.coordination.lease import Lease
 from train_core.storage.predictions import result_of
-from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.journal import Entry, append
 from train_core.storage.records.manifest import (
     CheckpointManifest,
@@ -39,8 +39,7 @@ from train_core.storage.records.names import (
     CheckpointName,
 )
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import decision_key, entry_of, gate_result
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, next_attempt
 
@@ -184,12 +183,17 @@ class RunBuilder:
 
     def champion(self, best: CheckpointSummary) -> GateResult:
         """The best checkpoint as a version that the gate made champion."""
-        registry, name = ModelRegistry(self.folder.storage, MODEL), self.folder.name
+        made = decision(self.register(best))
+        decide(self.folder, made)
+        return promote(self.folder, made)
+
+    def register(self, best: CheckpointSummary) -> ModelVersion:
+        """The best checkpoint as a version, as a driver registers it."""
         digest = self.folder.find(best.name).digest
-        made = decision(registry.add_version(name, best.name, digest))
-        self.folder.store.create(decision_key(made), with_checksum(made))
-        registry.add_champion(entry_of(self.folder, made, None))
-        return gate_result(self.folder, made)
+        log = ModelLog(self.folder.storage, MODEL)
+        version, number = log.register(self.folder.name, best.name, digest)
+        RunWriter(self.folder, self.lease.attempt).note_version(version, number)
+        return version
 
     def report(self, best: CheckpointSummary) -> None:
         """Write the report of a pipeline whose best checkpoint is `best`."""

@@ -18,7 +18,7 @@ from requests import ConnectionError as NoConnection
 from requests import HTTPError, Response
 
 from tests.marks import slow
-from tests.storage.champions import MODEL, decision
+from tests.storage.champions import MODEL, decide, decision, promote
 from tests.tracking.conftest import MlflowServer
 from tests.tracking.delivery.test_mirror import expected, mirror_once, points, stages
 from tests.tracking.following import following, mlflow_of
@@ -31,10 +31,8 @@ from train_core.datasets.protocols import Split
 from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.results import CheckpointSummary
-from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.journal import Entry
-from train_core.storage.registered_models.decisions import decision_key, entry_of, gate_result
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.timing import TrackingTiming
 from train_core.tracking.delivery.catch_up import catch_up
@@ -331,14 +329,14 @@ def test_a_registered_model_that_was_deleted_is_made_again_and_told(
     for name in ("first", "second"):
         run = RunBuilder(RunFolder(str(tmp_path / "runs"), name))
         best = run.commit(range(1, 10), finished=True)
-        registry = ModelRegistry(run.folder.storage, MODEL)
-        digest = run.folder.find(best.name).digest
-        made = decision(registry.add_version(name, best.name, digest), len(registry.champions()))
-        run.folder.store.create(decision_key(made), with_checksum(made))
-        registry.add_champion(entry_of(run.folder, made, None))
+        log = ModelLog(run.folder.storage, MODEL)
+        version, _ = log.register(name, best.name, run.folder.find(best.name).digest)
+        made = decision(version, len(log.read().entries))
+        decide(run.folder, made)
+        result = promote(run.folder, made)
         with caplog.at_level(logging.WARNING):
             follower = following(run.folder, mlflow_of(run.folder, tracking_uri))
-            show_gate(follower.shown, gate_result(run.folder, made))
+            show_gate(follower.shown, result)
         if name == "first":
             assert "was deleted in MLflow" not in caplog.text
             client.delete_registered_model(MODEL)

@@ -7,44 +7,36 @@ The storage's records are what counts; `show_champion` and `show_decision` bring
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from train_core.client.isolated import isolated_call
 from train_core.entry_points import SHOW_ALIASES, SHOW_GATE
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import is_model_name
-from train_core.policy.champion.model_state import NextStep, fold
-from train_core.results import Approval, ChampionEntry, GateResult, ModelVersion, Result
-from train_core.storage.committed import in_threads
-from train_core.storage.registered_models.decisions import (
-    entry_of,
-    gate_result,
-    newest_decision,
-    reigns,
-    what_follows,
-)
-from train_core.storage.registered_models.model_registry import ModelRegistry, registered_models
+from train_core.policy.champion.model_state import NextStep
+from train_core.results import Approval, ChampionEntry, Decision, GateResult, ModelVersion, Result
+from train_core.storage.registered_models.history import Fault, ModelHistory
+from train_core.storage.registered_models.log import ModelLog, registered_models
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import ResultWriter
-
-T = TypeVar("T")
 
 
 class Unreadable(Result):
-    """A version, a champion's entry or a decision that cannot be read: it hides no other."""
+    """A document of a model that cannot be read: it hides no other."""
 
-    number: int
+    number: int | None
+    """The version's or the champion's; None: it may be an event of any kind."""
     fault: str
 
 
 def champions(storage: str, model: str) -> list[ChampionEntry | Unreadable]:
     """All champions of the model, oldest first; the last one is the champion now."""
-    registry = _registry(storage, model)
-    found = in_threads(lambda one: _read(registry.entry, one), registry.champion_numbers())
-    return [one for one in found if one]
+    return [
+        Unreadable(number=one.champion_number, fault=str(one.error))
+        if isinstance(one, Fault)
+        else one
+        for one in _log(storage, model).read().champions
+    ]
 
 
 def versions(
@@ -52,19 +44,24 @@ def versions(
 ) -> list[tuple[ModelVersion | Unreadable, GateResult | Unreadable | None]]:
     """All versions of the model, oldest first, each with the newest that the gate has decided.
 
-    None: nothing yet, or its run was deleted.
+    None: nothing yet, or its run was deleted before the model had a log.
     """
-    registry = _registry(storage, model)
-
-    def both(
-        number: int,
-    ) -> tuple[ModelVersion | Unreadable, GateResult | Unreadable | None]:
-        version = _read(registry.version, number)
-        if isinstance(version, Unreadable):
-            return version, None
-        return version, _read(lambda _: _decided(storage, version), number)
-
-    return in_threads(both, registry.version_numbers())
+    history = _log(storage, model).read()
+    unread = {one.version: one for one in history.faults if one.version is not None}
+    found: list[tuple[ModelVersion | Unreadable, GateResult | Unreadable | None]] = []
+    for number in sorted(history.versions.keys() | unread.keys()):
+        version = history.versions.get(number)
+        if version is None:
+            found.append((Unreadable(number=number, fault=str(unread[number].error)), None))
+            continue
+        result: GateResult | Unreadable | None
+        try:
+            result = history.newest_result(number)
+        except (CheckpointError, ConfigError) as error:
+            result = Unreadable(number=number, fault=str(error))
+        found.append((version, result))
+    unknown = (one for one in history.faults if one.version is None and not one.champion_number)
+    return found + [(Unreadable(number=None, fault=str(one.error)), None) for one in unknown]
 
 
 def rollback(
@@ -73,36 +70,63 @@ def rollback(
     """Make an earlier version the champion again: version `to`, or the champion before this one.
 
     `person` is recorded, by default the user of this process. Raises ConfigError, too, if there is
-    no earlier champion, if the gate never decided on that version, or if its checkpoint is not
-    there any more.
+    no earlier champion, if that was rejected and is not named by `to`, if the gate never decided on
+    that version, if its checkpoint is not there any more, or if another champion was chosen
+    meanwhile.
     """
-    registry = _registry(storage, model)
-    entries = registry.champions()
-    if not entries:
-        raise ConfigError(f"model {model!r} in {storage} has no champion that could be replaced")
-    if to is None:
-        to = fold(reigns(entries)).champion_before()
-    present = entries[-1].version
-    if to is None:
-        raise ConfigError(f"model {model!r} in {storage} had no champion before {present.address}")
-    version = registry.version(to)
+    log = _log(storage, model)
+    seen: list[int] = []
+
+    def judge(history: ModelHistory) -> ChampionEntry:
+        champion = history.champion
+        if champion is None:
+            raise ConfigError(
+                f"model {model!r} in {storage} has no champion that could be replaced"
+            )
+        seen.append(champion.number)
+        if champion.number != seen[0]:
+            raise ConfigError(
+                f"another champion of {model!r} was chosen just now: look at `evertrain champions "
+                f"{model}` and try again"
+            )
+        version = _to_go_back_to(history, champion.version, to)
+        _check_there(storage, version)
+        if history.newest_result(version.version) is None:
+            raise ConfigError(
+                f"{version.address} cannot be champion: the gate has not decided on it"
+            )
+        chosen = [one for one in history.entries if one.version == version]
+        return ChampionEntry(
+            number=champion.number + 1,
+            version=version,
+            created_at=datetime.now(UTC).isoformat(),
+            by="rollback",
+            decided_by=person or _user(),
+            reason=reason,
+            data_digest=chosen[-1].data_digest if chosen else "",
+            num_rows=chosen[-1].num_rows if chosen else 0,
+        )
+
+    return log.record(judge).entries[-1]
+
+
+def _to_go_back_to(history: ModelHistory, present: ModelVersion, to: int | None) -> ModelVersion:
+    number = history.state.champion_before() if to is None else to
+    if number is None:
+        raise ConfigError(
+            f"model {history.model!r} in {history.storage} had no champion before {present.address}"
+        )
+    version = history.version(number)
     if version == present:
         raise ConfigError(f"{version.address} is the champion already")
-    _check_there(storage, version)
-    if _decided(storage, version) is None:
-        raise ConfigError(f"{version.address} cannot be champion: the gate has not decided on it")
-    chosen = [one for one in entries if one.version == version]
-    entry = ChampionEntry(
-        number=entries[-1].number + 1,
-        version=version,
-        created_at=datetime.now(UTC).isoformat(),
-        by="rollback",
-        decided_by=person or _user(),
-        reason=reason,
-        data_digest=chosen[-1].data_digest if chosen else "",
-        num_rows=chosen[-1].num_rows if chosen else 0,
-    )
-    return _added(registry, entry)
+    step, result = history.what_follows(number)
+    if to is None and step is NextStep.REJECTED:
+        said = f": {result.summary}" if result else ""
+        raise ConfigError(
+            f"the champion before this one was rejected since{said}. `--to {number}` goes back to "
+            "it all the same"
+        )
+    return version
 
 
 def approve(
@@ -120,51 +144,59 @@ def approve(
     too, if the gate does not ask, if somebody has given the other answer, or if another champion
     was chosen since: then the run has to be continued, which compares its version with that one.
     """
-    registry = _registry(storage, model)
-    found = registry.version(version)
-    folder = RunFolder(storage, found.run)
-    step, result = what_follows(folder, found, registry.champion())
-    if result is None or result.decision.outcome != Outcome.ASK:
-        raise ConfigError(f"the gate does not ask for an approval of {found.address}")
-    decision = result.decision
-    if result.entry or result.approval:
-        # The first answer counts.
-        _agreed(result, is_approved=is_approved)
-    if result.entry or step is NextStep.REJECTED:
-        return result
-    if step is NextStep.SERVES:
-        raise ConfigError(f"{found.address} is the champion already: nobody is asked any more")
-    if is_approved:
-        _check_there(storage, found)
-        _check_compared(found, step)
-    if result.approval is None:
-        given = Approval(
-            version=decision.challenger,
-            champion_number=decision.champion_number,
+    log = _log(storage, model)
+    seen: list[Decision] = []
+
+    def answer(history: ModelHistory) -> Approval | None:
+        found = history.version(version)
+        step, result = history.what_follows(version)
+        is_asked = result is not None and result.decision.outcome == Outcome.ASK
+        is_answered = is_asked and result is not None and bool(result.entry or result.approval)
+        if step is NextStep.SERVES and not is_answered:
+            raise ConfigError(
+                f"{found.address} is the champion, and nobody is asked any more: `evertrain "
+                f"rollback {model}` goes back to the one before it"
+            )
+        if result is None or not is_asked:
+            raise ConfigError(f"the gate does not ask for an approval of {found.address}")
+        if is_answered:
+            # The first answer counts.
+            _check_agreed(result, is_approved=is_approved)
+        if result.entry or step is NextStep.REJECTED:
+            return None
+        seen.append(result.decision)
+        if is_approved and result.decision != seen[0]:
+            raise ConfigError(
+                f"{found.address} was compared with another champion just now: look at `evertrain "
+                f"champions {model} --versions` and try again"
+            )
+        if is_approved:
+            _check_there(storage, found)
+            _check_compared(found, step)
+        if result.approval:
+            return None
+        return Approval(
+            version=found,
+            champion_number=result.decision.champion_number,
             is_approved=is_approved,
             person=person or _user(),
             reason=reason,
             created_at=datetime.now(UTC).isoformat(),
         )
-        try:
-            ResultWriter(folder).commit_approval(decision, given)
-        except FileExistsError:
-            # Somebody was faster: the first answer counts.
-            _agreed(gate_result(folder, decision), is_approved=is_approved)
-    # Meanwhile somebody may have rejected it in an earlier comparison, and its run may have made it
-    # champion by a later one.
-    step, stands = what_follows(folder, found, registry.champion())
-    if step is NextStep.SERVES and not is_approved:
-        raise ConfigError(
-            f"{found.address} became champion just now, and serves: `evertrain rollback {model}` "
-            "goes back to the one before it. The rejection is kept for the time after that"
-        )
-    result = _agreed(stands or gate_result(folder, decision), is_approved=is_approved)
+
+    def promotion(history: ModelHistory) -> ChampionEntry | None:
+        step, result = history.what_follows(version)
+        assert result is not None
+        _check_agreed(result, is_approved=True)
+        _check_compared(history.version(version), step)
+        return history.entry_of(result) if step is NextStep.PROMOTE else None
+
+    history = log.record(answer)
     if is_approved:
-        _check_compared(found, step)
-    if step is NextStep.PROMOTE:
-        _added(registry, entry_of(folder, result.decision, result.approval))
-    return gate_result(folder, result.decision)
+        history = log.record(promotion)
+    result = history.newest_result(version)
+    assert result is not None
+    return result
 
 
 def _check_compared(version: ModelVersion, step: NextStep) -> None:
@@ -176,14 +208,13 @@ def _check_compared(version: ModelVersion, step: NextStep) -> None:
         )
 
 
-def _agreed(result: GateResult, *, is_approved: bool) -> GateResult:
-    """What became of the version, if that is what is asked for. Raises ConfigError otherwise."""
+def _check_agreed(result: GateResult, *, is_approved: bool) -> None:
+    """Raise ConfigError if somebody else has given the other answer."""
     was_approved = result.entry is not None or (
         result.approval is not None and result.approval.is_approved
     )
     if was_approved != is_approved:
         raise ConfigError(f"somebody has answered before: {result.summary}")
-    return result
 
 
 def show_champion(storage: str, model: str, tracking_uri: str) -> None:
@@ -201,13 +232,13 @@ def show_decision(storage: str, version: ModelVersion, tracking_uri: str) -> Non
     isolated_call(SHOW_GATE, run_url=url, **asked)
 
 
-def _registry(storage: str, model: str) -> ModelRegistry:
+def _log(storage: str, model: str) -> ModelLog:
     there = registered_models(storage)
     if not is_model_name(model) or model not in there:
         raise ConfigError(
             f"there is no registered model {model!r} in {storage}: {', '.join(there) or 'none'}"
         )
-    return ModelRegistry(storage, model)
+    return ModelLog(storage, model)
 
 
 def _check_there(storage: str, version: ModelVersion) -> None:
@@ -221,29 +252,6 @@ def _check_there(storage: str, version: ModelVersion) -> None:
             f"{version.address} cannot be champion: {version.checkpoint} of run {version.run!r} is "
             "not what was registered"
         )
-
-
-def _added(registry: ModelRegistry, entry: ChampionEntry) -> ChampionEntry:
-    try:
-        return registry.add_champion(entry)
-    except FileExistsError:
-        raise ConfigError(
-            f"another champion of {registry.model!r} was chosen just now: look at "
-            f"`evertrain champions {registry.model}` and try again"
-        ) from None
-
-
-def _read(read: Callable[[int], T], number: int) -> T | Unreadable:
-    try:
-        return read(number)
-    except (CheckpointError, ConfigError) as error:
-        return Unreadable(number=number, fault=str(error))
-
-
-def _decided(storage: str, version: ModelVersion) -> GateResult | None:
-    folder = RunFolder(storage, version.run)
-    decision = newest_decision(folder, version)
-    return gate_result(folder, decision) if decision else None
 
 
 def _user() -> str:

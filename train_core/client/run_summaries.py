@@ -24,9 +24,10 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import (
+from train_core.storage.registered_models.of_run import (
+    Logs,
     Question,
-    newest_result,
+    newest_gate,
     question_after_training,
 )
 from train_core.storage.run_folder import Commit, RunFolder
@@ -75,7 +76,9 @@ class RunStatus(RunSummary):
 
 def list_runs(storage: str) -> list[RunSummary]:
     """The runs of a storage, oldest first. A run that cannot be read is listed with its fault."""
-    return sorted(read_runs(storage, _listed, _with_fault), key=lambda one: one.created)
+    logs: Logs = {}
+    found = read_runs(storage, lambda folder: _listed(folder, logs), _with_fault)
+    return sorted(found, key=lambda one: one.created)
 
 
 def run_status(run: Run | RunFolder) -> RunStatus:
@@ -95,10 +98,10 @@ def run_status(run: Run | RunFolder) -> RunStatus:
     return found.model_copy(update={"driven_by": str(holder), "live": live})
 
 
-def _listed(folder: RunFolder) -> RunSummary:
+def _listed(folder: RunFolder, logs: Logs) -> RunSummary:
     # Its record first: what has none is no run.
     record = folder.record()
-    return _summary(folder, folder.scan(), *lease.holder_and_end(folder.store), record)
+    return _summary(folder, folder.scan(), *lease.holder_and_end(folder.store), record, logs)
 
 
 def _with_fault(run: str, error: Exception) -> RunSummary:
@@ -111,9 +114,10 @@ def _summary(
     holder: Holder | None,
     end: str,
     record: RunRecord | None = None,
+    logs: Logs | None = None,
 ) -> RunSummary:
     record, report = record or folder.record(), folder.report()
-    gate, question, fault = _gate(folder)
+    gate, question, fault = _gate(folder, logs)
     train, newest = record.datasets.get("train", {}), scanned.newest
     samples, digest = train.get("samples"), train.get("digest")
     return RunSummary(
@@ -131,15 +135,16 @@ def _summary(
     )
 
 
-def _gate(folder: RunFolder) -> tuple[str, Question | None, str]:
+def _gate(folder: RunFolder, logs: Logs | None) -> tuple[str, Question | None, str]:
     """What became of the run's version, what a person is asked, or why that is not known."""
     try:
-        result = newest_result(folder)
-        question = question_after_training(folder, result)
+        found = newest_gate(folder, logs)
+        question = question_after_training(folder, found)
     except (CheckpointError, ConfigError) as error:
         # One damaged decision hides no number of the run.
         fault = f"cannot be read: {error}"
         return fault, None, fault
+    result = found.result if found else None
     gate = f"{result.decision.challenger.version} {result.status}" if result else ""
     return gate, question, ""
 

@@ -26,7 +26,7 @@ from train_core.storage.coordination.holder import Holder, Life, judge
 from train_core.storage.coordination.stop_request import ask_to_stop
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.objects.retry_policy import SHORT
-from train_core.storage.registered_models.model_registry import ModelRegistry, championships
+from train_core.storage.registered_models.log import ModelLog, championships
 from train_core.storage.run_checks import check_no_link
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
@@ -111,7 +111,7 @@ def refuse_champion(folder: RunFolder) -> None:
     """Raise ConfigError if a checkpoint of the run is the champion of a registered model."""
     if found := championships(folder.storage, folder.name):
         version = found[0]
-        log = ModelRegistry(folder.storage, version.model).store.url
+        log = ModelLog(folder.storage, version.model).store.url
         raise ConfigError(
             f"run {folder.name!r} has the champion {version.address} ({version.checkpoint}): make "
             f"another version the champion (`evertrain rollback {version.model} --reason WHY`), or "

@@ -27,7 +27,7 @@ from train_core.storage.records.names import (
     PREDICTIONS_MANIFEST_JSON,
     CheckpointName,
 )
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import reported_best
 from train_core.storage.runs_of_storage import is_training_finished, newest_finished
@@ -152,7 +152,7 @@ def _find_version(storage: str, address: str) -> ModelVersion | None:
                 f"{address!r} names no version: models:/NAME@champion, or models:/NAME/3"
             )
         return None
-    version = ModelRegistry(storage, parsed.name).resolve(parsed)
+    version = ModelLog(storage, parsed.name).read().resolve(parsed)
     _log.info("%s is %s", address, version.address)
     return version
 

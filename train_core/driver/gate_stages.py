@@ -1,20 +1,14 @@
 """The stages `gate` and `promote`: they register a checkpoint, decide, and move the champion.
 
-Each step is committed before the next, and is found again by a driver that takes over:
-
-    1. the version          _models/NAME/versions/          claimed by one run
-    2. the decision         <run>/decisions/NAME/           created once
-    3. the champion         _models/NAME/champions/         the next number has one winner
-
-Whoever loses the third has compared the challenger with a champion that is no more, so it begins
-again with the second. See docs/design/champion.md.
+Each is an event of the model's log, recorded by what happened before it, and is found again by a
+driver that takes over. Whoever finds, as he promotes, that the challenger was compared with a
+champion that is no more compares it again. See docs/design/champion.md.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 
 from train_core.cluster.pool import WorkerPool
@@ -35,17 +29,8 @@ from train_core.results import (
 )
 from train_core.scoring.gate_evidence import measure
 from train_core.storage.coordination.pins import REGISTERED_MODEL, pin
-from train_core.storage.records.names import DecisionName
-from train_core.storage.registered_models.decisions import (
-    RunDecisions,
-    entry_of,
-    find_decision,
-    gate_result,
-    is_answer_to,
-    newest_decision,
-    what_follows,
-)
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.history import ModelHistory, is_answer_to
+from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 
 _log = logging.getLogger("train_core.driver")
@@ -68,7 +53,7 @@ class Gate:
         self._held = held
         self._pool = pool
         name = options.registered_model or default_model_name(config.workload)
-        self.registry = ModelRegistry(folder.storage, name)
+        self.log = ModelLog(folder.storage, name)
 
     def decide(self, best: CheckpointSummary) -> GateResult:
         """Register the checkpoint, and decide on it in comparison with the champion of now."""
@@ -86,44 +71,71 @@ class Gate:
         if approval and is_answer_to(approval, result.decision):
             self._record(result.decision, approval)
         # A retry may have carried it out already, and another run been faster since.
-        result = gate_result(self._folder, result.decision)
+        result = self.log.read().result(result.decision, result.decision_uri)
         while not result.entry:
-            # Read again just before the entry: a person may have rejected it meanwhile.
             step, result = self._decided(version)
             if step is not NextStep.PROMOTE:
                 break
-            self._held.check()
-            try:
-                entry = entry_of(self._folder, result.decision, result.approval)
-                return result.model_copy(update={"entry": self.registry.add_champion(entry)})
-            except FileExistsError:
-                _log.info("another champion was chosen meanwhile: the challenger is compared again")
+
+            def promotion(history: ModelHistory) -> ChampionEntry | None:
+                # A person may have rejected it meanwhile, or another one be champion.
+                step, result = history.what_follows(version.version)
+                if step is not NextStep.PROMOTE or result is None:
+                    return None
+                self._held.check()
+                return history.entry_of(result)
+
+            result = self.log.record(promotion).result(result.decision)
         return result
 
     def _register(self, best: CheckpointSummary) -> ModelVersion:
         checkpoint = self._folder.find(best.name)
-        why = f"it is a version of the registered model {self.registry.model}"
+        why = f"it is a version of the registered model {self.log.model}"
         # The pin comes first: from then on no rule deletes what may become champion.
         pin(self._folder.store, checkpoint.name, REGISTERED_MODEL, why, is_lasting=True)
-        self._held.check()
-        return self.registry.add_version(self._folder.name, best.name, checkpoint.digest)
+        version, number = self.log.register(
+            self._folder.name, best.name, checkpoint.digest, self._held.check
+        )
+        self._held.writer.note_version(version, number)
+        return version
 
     def _decided(self, version: ModelVersion) -> tuple[NextStep, GateResult]:
         """What follows for a version now, and by which decision, which is made if there is none."""
         while True:
-            champion = self.registry.champion()
-            step, result = what_follows(self._folder, version, champion)
+            history = self.log.read()
+            history.check_whole()
+            champion = history.champion
+            step, result = history.what_follows(version.version)
             if champion and step is NextStep.SERVES:
-                return step, self._result_of_champion(champion)
-            if result and step is not NextStep.COMPARE:
+                return step, _result_of_champion(history, champion)
+            if step is NextStep.COMPARE:
+                self._new_decision(version, champion)
+            elif result:
                 return step, result
-            self._new_decision(version, champion)
+            else:
+                raise CheckpointError(
+                    f"{version.address} is rejected, and the decision on it is not in "
+                    f"{self.log.store.url} any more"
+                )
 
     def _new_decision(self, version: ModelVersion, champion: ChampionEntry | None) -> None:
+        decision = self._compared(version, champion)
+
+        def still_to_compare(history: ModelHistory) -> Decision | None:
+            is_same = history.state.champion_number == decision.champion_number
+            if not is_same or history.state.next_step(version.version) is not NextStep.COMPARE:
+                return None
+            self._held.check()
+            return decision
+
+        self.log.record(still_to_compare)
+
+    def _compared(self, version: ModelVersion, champion: ChampionEntry | None) -> Decision:
+        """The decision on a version in comparison with that champion."""
         made = (self._config, self._options, version, champion)
         measured = measure(self._pool(), self._folder, *made)
         outcome, reasons = decide(measured.metric, measured.order, measured.evidence, self._options)
-        decision = Decision(
+        return Decision(
             created_at=datetime.now(UTC).isoformat(),
             challenger=version,
             champion=champion.version if champion else None,
@@ -136,34 +148,35 @@ class Gate:
             outcome=outcome,
             reasons=reasons,
         )
-        self._held.check()
-        self._held.writer.commit_decision(decision)
-
-    def _result_of_champion(self, champion: ChampionEntry) -> GateResult:
-        """What made this run's version the champion: its promotion, or a rollback to it."""
-        decision = newest_decision(self._folder, champion.version)
-        if champion.by != "rollback":
-            version = champion.version
-            name = DecisionName(version.model, version.version, champion.number - 1)
-            decision = find_decision(self._folder, name)
-        if decision is None:
-            raise CheckpointError(
-                f"{champion.version.address} is the champion, and the decision on it is not in "
-                f"{self._folder.url} any more"
-            )
-        return gate_result(self._folder, decision).model_copy(update={"entry": champion})
 
     def _record(self, decision: Decision, approval: Approval) -> None:
         """Record a person's answer, unless another one stands."""
-        version, champion = decision.challenger, self.registry.champion()
-        found = RunDecisions.read(self._folder, version.model, version.version, champion)
-        if found.state.can_be_answered(version.version, decision.champion_number):
-            with suppress(FileExistsError):
-                self._held.writer.commit_approval(decision, approval)
-                return
-        is_rejected = found.state.next_step(version.version) is NextStep.REJECTED
-        counts = found.standing(version.version) if is_rejected else decision
-        stands = gate_result(self._folder, counts or decision)
+        version, number = decision.challenger, decision.champion_number
+
+        def answer(history: ModelHistory) -> Approval | None:
+            can_be = history.state.can_be_answered(version.version, number)
+            return approval if can_be else None
+
+        history = self.log.record(answer)
+        step, counts = history.what_follows(version.version)
+        stands = history.result(decision)
+        if step is NextStep.REJECTED and counts:
+            stands = counts
         if not (stands.approval and stands.approval.is_same(approval)):
             said = stands.summary if stands.approval else f"{version.address} is the champion"
             _log.warning("the answer of %s came second: %s", approval.who_said_what, said)
+
+
+def _result_of_champion(history: ModelHistory, champion: ChampionEntry) -> GateResult:
+    """What made a version the champion: its promotion, or a rollback to it."""
+    number = champion.version.version
+    _, result = history.what_follows(number)
+    if champion.by != "rollback":
+        decision = history.decisions.get((number, champion.number - 1))
+        result = history.result(decision) if decision else None
+    if result is None:
+        raise CheckpointError(
+            f"{champion.version.address} is the champion, and the decision on it is not there any "
+            "more"
+        )
+    return result.model_copy(update={"entry": champion})

@@ -9,7 +9,7 @@
     journal/            every metric of every step, in segments
     pins/<checkpoint>/  readers of a checkpoint, which therefore stays (see `pins`)
     evaluations/  predictions/          results with manifests of their own
-    decisions/          what the gate decided, and what people answered
+    decisions/          where a registered model's log has versions of the run
     calls/              calls into a driver that is a job of a cluster (see `job_mailbox`)
     report.json         the outcome
     curves.png          the curves of the run, drawn for MLflow and Prefect

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from train_core.errors import StorageError
-from train_core.results import Approval, Decision
+from train_core.results import ModelVersion
 from train_core.storage.committed import quarantined_names
 from train_core.storage.coordination import deletion_notices, lease
 from train_core.storage.coordination.fence_list import read_fence_list, write_fence_list
@@ -36,6 +36,7 @@ from train_core.storage.records.manifest import (
 )
 from train_core.storage.records.names import (
     CHECKPOINTS,
+    DECISIONS,
     LIVE_JSON,
     MANIFEST_JSON,
     RAY_SNAPSHOT_JSON,
@@ -43,11 +44,11 @@ from train_core.storage.records.names import (
     CheckpointName,
     is_of_function,
     manifest_names,
+    registered_name,
 )
 from train_core.storage.records.quarantine import mark_quarantined, remove_mark
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.records.verified_files import check_size, write_file
-from train_core.storage.registered_models.decisions import approval_key, decision_key, is_answer_to
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.timing import TIMING, CoordinationTiming
 
@@ -55,14 +56,14 @@ _log = logging.getLogger(__name__)
 
 
 class ResultWriter:
-    """Adds evaluations, predictions and a person's answers to a run, which any process may do.
+    """Adds evaluations and predictions to a run, which any process may do.
 
     A process without the run's lease writes results with this class alone; there may be several
     at once. No attempt fences it, because it can neither replace nor hide anything: a result's
     folder has a name of its own, which ends in random letters where there may be several; its
     manifest is created once and last, and names its checkpoint by digest. The process pins the
     checkpoint first. The pin keeps the checkpoint, and keeps others from deleting the result's
-    files before they are committed. An answer is created once.
+    files before they are committed.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -87,15 +88,6 @@ class ResultWriter:
         """
         self.check_lease()
         self.folder.store.create(f"{key}/{manifest_names(key)[0]}", manifest.to_json())
-
-    def commit_approval(self, decision: Decision, approval: Approval) -> None:
-        """Create the answer to a decision that asks for one.
-
-        Raises FileExistsError if somebody has answered already.
-        """
-        if not is_answer_to(approval, decision):
-            raise ValueError(f"the answer is one to another decision than {decision_key(decision)}")
-        self.folder.store.create(approval_key(decision), with_checksum(approval))
 
 
 class RunWriter(ResultWriter):
@@ -162,10 +154,15 @@ class RunWriter(ResultWriter):
         self.folder.store.create(f"{committed.key}/{MANIFEST_JSON}", data)
         return committed
 
-    def commit_decision(self, decision: Decision) -> None:
-        """Create the gate's decision. Raises FileExistsError if there is another."""
+    def note_version(self, version: ModelVersion, number: int) -> None:
+        """Note in the run that the event of that number registers a version of it, if it is new.
+
+        0: it was registered before the model had a log.
+        """
         self.check_lease()
-        self.folder.store.create(decision_key(decision), with_checksum(decision))
+        key = f"{DECISIONS}/{version.model}/{registered_name(number)}"
+        with suppress(FileExistsError):
+            self.folder.store.create(key, with_checksum(version))
 
     def delete_uncommitted(self, name: CheckpointName) -> None:
         """Delete the files of a checkpoint that this attempt began and did not commit."""

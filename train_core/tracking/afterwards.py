@@ -11,8 +11,7 @@ from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri
 from train_core.storage.coordination import lease
 from train_core.storage.predictions import committed_predictions
-from train_core.storage.registered_models.decisions import gate_result, newest_decision
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.runs_of_storage import is_run_finished
 from train_core.tracking.follow import Follower, tracked_run
@@ -45,14 +44,14 @@ def show_gate_at(run_url: str, model: str, version: int, tracking_uri: str) -> N
     Raises TrackingError if this MLflow does not have it, and MLflow's own errors.
     """
     folder = RunFolder.at(run_url)
-    decision = newest_decision(folder, ModelRegistry(folder.storage, model).version(version))
-    if decision is None or not _has_run(folder, tracking_uri):
+    result = ModelLog(folder.storage, model).read().newest_result(version)
+    if result is None or not _has_run(folder, tracking_uri):
         raise TrackingError(
             f"MLflow at {public_uri(tracking_uri)!r} does not have run {folder.name!r}: "
             f"`evertrain mirror {folder.name}` shows it there"
         )
     follower, refusals = _follower(folder, tracking_uri)
-    show_gate(follower.shown, gate_result(folder, decision))
+    show_gate(follower.shown, result)
     if follower.shown.is_open() and lease.holder_of(folder.store) is None:
         if is_run_finished(folder, folder.report(), folder.newest()):
             follower.end(EndStatus.FINISHED)

@@ -26,10 +26,9 @@ from train_core.storage.evaluations import committed_evaluations
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import (
-    gate_result,
-    newest_decisions,
-    newest_result,
+from train_core.storage.registered_models.of_run import (
+    gates_of,
+    newest_gate,
     question_after_training,
 )
 from train_core.storage.run_folder import RunFolder
@@ -151,7 +150,7 @@ class Follower:
             self._follow_report(report)
         decided: list[GateResult] = []
         with self._refusals.passing("the decisions"):
-            decided = [gate_result(self._folder, one) for one in newest_decisions(self._folder)]
+            decided = [one.result for one in gates_of(self._folder)]
         for found in decided:
             what = f"the decision on {found.decision.challenger.address}"
             self._send(what, partial(show_gate, self.shown, found), found.model_dump_json())
@@ -227,7 +226,7 @@ class Follower:
     def _waits(self) -> bool:
         """Whether the run's version waits for a person's answer, as far as it can be read."""
         try:
-            question = question_after_training(self._folder, newest_result(self._folder))
+            question = question_after_training(self._folder, newest_gate(self._folder))
         except (CheckpointError, ConfigError) as error:
             # One damaged decision does not keep the run's status from the tracker.
             _log.warning("whether a version of the run waits for approval is not known: %s", error)

@@ -27,7 +27,7 @@ from train_core.storage.records.manifest import (
 )
 from train_core.storage.records.names import PREDICTIONS, CheckpointName
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.tracking.description.datasets import data_of_predictions
 from train_core.tracking.description.note import Outcome
 from train_core.tracking.journal_points import points_of, seconds
@@ -100,8 +100,8 @@ def show_gate(shown: ShownRun, result: GateResult) -> None:
     if figure is not None:
         path = "gate/champion_and_challenger.png"
         shown.tracker.artifact("pipeline", path, figures.png(figure))
-    registry = ModelRegistry(shown.folder.storage, challenger.model)
-    shown.tracker.version(result, registry, partial(complete_version, shown, challenger))
+    log = ModelLog(shown.folder.storage, challenger.model)
+    shown.tracker.version(result, log, partial(complete_version, shown, challenger))
 
 
 def show_predictions(shown: ShownRun, result: PredictionsResult) -> None:

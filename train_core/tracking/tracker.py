@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from train_core.policy.end_status import EndStatus
 from train_core.results import GateResult, Tracking
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.tracking.refusals import Failure, Refusals
 
 Stage = Literal["pipeline", "train", "evaluate", "infer"]
@@ -185,10 +185,8 @@ class Tracker(Protocol):
         it may be damaged.
         """
 
-    def version(
-        self, result: GateResult, registry: ModelRegistry, logged: Callable[[], str]
-    ) -> None:
-        """Register the challenger of a decision as a version, and set the aliases as `registry`.
+    def version(self, result: GateResult, log: ModelLog, logged: Callable[[], str]) -> None:
+        """Register the challenger of a decision as a version, and set the aliases as `log`.
 
         `logged` completes the version's model, for a version that is new here, and gives its
         digest; empty: the tracker takes no such model.

@@ -44,7 +44,9 @@ class ChampionsCommand(InStorage):
             rows = [_version_row(*one) for one in versions(storage, self.model)]
         else:
             entries = champions(storage, self.model)
-            rows = [_champion_row(one, is_last=one is entries[-1]) for one in entries]
+            # An event that cannot be read is seldom one of a champion.
+            last = next((one for one in reversed(entries) if one.number is not None), None)
+            rows = [_champion_row(one, is_last=one is last) for one in entries]
         print_rows(rows, as_json=self.as_json, empty=f"{self.model} has no champion yet")
 
 

@@ -18,16 +18,20 @@ import pytest
 from benchmarks.services import free_port
 from tests.rank import alone, growing
 from tests.ranks.without_ray import stages_without_ray
-from tests.storage.champions import approval, decision, version
+from tests.storage.champions import (
+    add_events,
+    approval,
+    decision,
+    register,
+    version,
+    write_earlier,
+)
 from train_core.config import TrainConfig
 from train_core.errors import ConfigError, UnchangedError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.requests import DriverRequest, PipelineRequest, Prepared
-from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
-from train_core.storage.registered_models.decisions import decision_key
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import ResultWriter
 
 CONFIG = {"workload": "tests.rank.tiny:Tiny", "batch_size": 32, "gpus_per_worker": 0}
 Altered = Callable[[RunFolder], None]
@@ -170,15 +174,19 @@ def test_another_past_is_trained_again_and_told(
 
 
 @pytest.mark.promise("skip-unchanged")
+@pytest.mark.parametrize("is_before", [False, True], ids=["log", "before"])
 @pytest.mark.parametrize("answer", [None, True, False], ids=["waiting", "approved", "rejected"])
 def test_a_run_whose_version_a_person_has_to_approve_has_the_data_without_a_report(
-    last: RunFolder, answer: bool | None
+    last: RunFolder, answer: bool | None, is_before: bool
 ) -> None:
     last.store.delete(REPORT_JSON)
     made = decision(version(3, "last"), outcome=Outcome.ASK)
-    last.store.create(decision_key(made), with_checksum(made))
-    if answer is not None:
-        ResultWriter(last).commit_approval(made, approval(made, is_approved=answer))
+    answers = [] if answer is None else [approval(made, is_approved=answer)]
+    if is_before:
+        write_earlier(last.storage, made, *answers)
+    else:
+        register(last, made.challenger)
+        add_events(last.storage, made, *answers)
     prepared = prepare(request(storage_of(last), "next"))
     assert prepared.unchanged_since == "last"
     waits = "run last, whose version 3 waits for approval, has it"

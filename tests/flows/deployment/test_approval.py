@@ -32,7 +32,7 @@ from train_core.client.champions import approve
 from train_core.client.run_summaries import run_status
 from train_core.results import GateResult, Report
 from train_core.storage.coordination import lease
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -55,7 +55,7 @@ class Deployed:
         environment = isolated(home) | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S)}
         self.home, self.server = home, Server(home, environment)
         self.site = Site(home, environment, self.server.url)
-        self.registry = ModelRegistry(str(home / "runs"), MODEL)
+        self.log = ModelLog(str(home / "runs"), MODEL)
         self._worker = ExitStack()
 
     def start(self) -> None:
@@ -175,7 +175,7 @@ class Deployed:
         return report.gate
 
     def champions(self) -> list[str]:
-        return [entry.version.run for entry in self.registry.champions()]
+        return [entry.version.run for entry in self.log.read().entries]
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,8 @@ def test_an_approval_is_waited_for_through_restarts_and_makes_the_version_champi
         'models:/Digits/1 became champion: approved by ann ("looked at it"): there was no'
     )
     # What was done before was not done again.
-    assert len(folder.store.names(f"decisions/{MODEL}/answers")) == 1
+    answers = [one.version.run for one in deployed.log.read().approvals.values()]
+    assert answers == [folder.name]
     assert {str(one.name.attempt) for one in folder.checkpoints()} == {"1"}
     with mlflow_client(f"sqlite:///{deployed.home}/mlflow.db") as client:
         champion = client.get_model_version_by_alias(MODEL, "champion")
@@ -254,7 +255,7 @@ def test_a_flow_run_that_waits_is_shown_so_and_follows_an_answer_that_a_command_
     assert status == "SCHEDULED"
     assert "waits for approval" in note.splitlines()[0]
     assert "**Waiting**: for a person's answer" in note
-    version = deployed.registry.version_numbers()[-1]
+    version = max(deployed.log.read().versions)
     answer = ("approve", MODEL, str(version), "--reject", "--reason", "owls suffer", "--by", "ann")
     assert "flow run second goes on" in deployed.site.evertrain(*answer)
     # It goes on at once; how long a worker takes for it depends on the machine.
@@ -305,12 +306,12 @@ def test_an_answer_from_a_machine_without_prefect_is_followed_by_the_next_flow_r
     deployed: Deployed,
 ) -> None:
     deployed.retrain("elsewhere", skip_unchanged=True, seed=8)
-    version = deployed.registry.version_numbers()[-1]
+    version = max(deployed.log.read().versions)
     deployed.begin("night", skip_unchanged=True, seed=8)
     waits = f"run elsewhere, whose version {version} waits for approval, has it"
     assert deployed.message("night") == f"no new data: {waits}: nothing is trained"
     before = deployed.champions()
-    approve(deployed.registry.storage, MODEL, version, "no", is_approved=False, person="ann")
+    approve(deployed.log.storage, MODEL, version, "no", is_approved=False, person="ann")
     assert deployed.state_name("elsewhere") == "Suspended"
     # This one has nothing to train either.
     deployed.begin("another-night", skip_unchanged=True, seed=8)

@@ -23,7 +23,7 @@ from tests.flows.deployment.deployed import (
 )
 from tests.flows.deployment.points import HELD, HOLD, deliver
 from tests.flows.mlflow_side import mlflow_client
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.promise("week-is-told")]
@@ -62,7 +62,7 @@ class Week:
         environment = isolated(home)
         self.server = Server(home, environment)
         self.site = Site(home, environment, self.server.url)
-        self.registry = ModelRegistry(str(home / "runs"), MODEL)
+        self.log = ModelLog(str(home / "runs"), MODEL)
         self.nights: list[str] = []
         self.parameters = {
             "workload": "tests.flows.deployment.points:Points",
@@ -103,7 +103,7 @@ class Week:
         return RunFolder(str(self.home / "runs"), night)
 
     def champion(self) -> str:
-        return self.registry.champions()[-1].version.run
+        return self.log.read().entries[-1].version.run
 
     def told(self) -> dict[str, Told]:
         """What the lists show, once all is over."""

@@ -16,16 +16,13 @@ from evertrain_flows.cli.app import main
 from evertrain_flows.flow_runs.following import resume_answered
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import Server
-from tests.storage.champions import approval, decision, version
+from tests.storage.champions import add_events, approval, decision, register, version
 from tests.storage.samples import record
 from tests.tracking.refusing_proxy import Rule, proxy_of
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import ModelVersion
-from train_core.storage.records.documents import with_checksum
-from train_core.storage.registered_models.decisions import decision_key
-from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import ResultWriter, create_run
+from train_core.storage.run_writer import create_run
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -71,9 +68,8 @@ def suspended(
 def asked(storage: str, of: ModelVersion, *, is_answered: bool) -> None:
     folder = RunFolder(storage, of.run)
     made = decision(of, outcome=Outcome.ASK)
-    folder.store.create(decision_key(made), with_checksum(made))
-    if is_answered:
-        ResultWriter(folder).commit_approval(made, approval(made, is_approved=False))
+    register(folder, of)
+    add_events(storage, made, *[approval(made, is_approved=False)] * is_answered)
 
 
 @pytest.mark.promise("approval-followed")
@@ -81,13 +77,13 @@ def test_those_go_on_whose_runs_have_an_answer_and_no_others(
     tmp_path: Path, client: SyncPrefectClient
 ) -> None:
     storage = str(tmp_path / "runs")
-    for run in ("answered", "also", "alike"):
-        asked(storage, version(1, run), is_answered=True)
-    asked(storage, version(1, "open"), is_answered=False)
+    for number, run in enumerate(("answered", "also", "alike"), start=1):
+        asked(storage, version(number, run), is_answered=True)
+    asked(storage, version(4, "open"), is_answered=False)
     made = {run: suspended(client, run) for run in ("answered", "open", "unknown")}
     made["also"] = suspended(client, "also", storage)
     made["alike"] = suspended(client, "alike", str(tmp_path / "other"))
-    asked(storage, version(1, "theirs"), is_answered=True)
+    asked(storage, version(5, "theirs"), is_answered=True)
     made["theirs"] = suspended(client, "theirs", what=another)
     # The command names the run.
     assert resume_answered(client, storage, "open") == []
@@ -108,9 +104,8 @@ def test_an_answer_is_followed_though_the_server_at_first_refuses_to_resume(
 ) -> None:
     """As one does whose SQLite is locked in the middle of the request."""
     storage = str(tmp_path / "runs")
-    one = ModelRegistry(storage, "Digits").add_version("one", "step-00000001-a0001", "0" * 64)
     create_run(RunFolder(storage, "one"), record("one"))
-    asked(storage, one, is_answered=False)
+    asked(storage, version(1, "one"), is_answered=False)
     waits = suspended(client, "one", storage)
     answer = ["approve", "Digits", "1", "--reject", "--reason", "no", "--storage", storage]
     with proxy_of(PREFECT_API_URL.value() or "") as proxy:

@@ -11,7 +11,7 @@ from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import mlflow_client
 from tests.rank.digests import digest_of_training
 from train_core.results import Report
-from train_core.storage.registered_models.model_registry import ModelRegistry, registered_models
+from train_core.storage.registered_models.log import ModelLog, registered_models
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)
@@ -49,7 +49,7 @@ def test_without_a_gate_no_model_is_registered(undisturbed: str, home: Path) -> 
     versions = [
         version
         for model in registered_models(storage)
-        for version in ModelRegistry(storage, model).versions()
+        for version in ModelLog(storage, model).read().versions.values()
     ]
     assert "undisturbed" not in {version.run for version in versions}
     folder = RunFolder(storage, "undisturbed")

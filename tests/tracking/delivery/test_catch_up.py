@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Run
 
-from tests.storage.champions import decision
+from tests.storage.champions import decide, decision
 from tests.tracking.conftest import MlflowServer
 from tests.tracking.delivery.test_mirror import expected, mirror_once, points, stages
 from tests.tracking.run_builder import RunBuilder
@@ -19,9 +19,6 @@ from train_core.errors import RunBusyError, StageError, TrackingError
 from train_core.loading import load_workload
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.end_status import EndStatus
-from train_core.storage.records.documents import with_checksum
-from train_core.storage.registered_models.decisions import decision_key
-from train_core.storage.registered_models.model_registry import ModelRegistry
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
 from train_core.tracking.afterwards import show_gate_at
@@ -99,12 +96,9 @@ def test_a_run_that_waits_for_a_person_is_scheduled_and_says_so_until_it_has_the
     asked = run.folder.newest_request().config
     model = load_workload(asked.workload, asked.settings).model()
     best = run.commit(range(1, 30), finished=True, model=model)
-    digest = run.folder.find(best.name).digest
-    version = ModelRegistry(run.folder.storage, "Digits").add_version(
-        run.folder.name, best.name, digest
-    )
+    version = run.register(best)
     made = decision(version, outcome=Outcome.ASK)
-    run.folder.store.create(decision_key(made), with_checksum(made))
+    decide(run.folder, made)
     # Its flow run is suspended as one that is stopped.
     mirror = Mirror(run.folder, tracking_uri, "tests")
     mirror.start()

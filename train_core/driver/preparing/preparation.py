@@ -25,7 +25,7 @@ from train_core.requests import DriverRequest, Prepared
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import newest_result, question_after_training
+from train_core.storage.registered_models.of_run import newest_gate, question_after_training
 from train_core.storage.run_checks import check_flow_run, check_leftovers
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
@@ -80,7 +80,7 @@ def prepare_run(
         record = None if prepared.resumed else _record(request, config, checked)
         if record and (since := _run_that_has_it(request, record, checked.files)):
             of_since = RunFolder(request.storage, since)
-            question = question_after_training(of_since, newest_result(of_since))
+            question = question_after_training(of_since, newest_gate(of_since))
             waits = question.version.version if question and not question.is_answered else None
             found = {"unchanged_since": since, "waiting_version": waits}
             return PreparedRun(prepared.model_copy(update=found), config)

@@ -13,7 +13,7 @@ from train_core.rank.data.recorded_workload import with_known_defaults
 from train_core.requests import DriverRequest, RecordedPipeline
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import newest_result, question_after_training
+from train_core.storage.registered_models.of_run import newest_gate, question_after_training
 from train_core.storage.runs_of_storage import (
     FinishedRun,
     is_run_finished,
@@ -53,7 +53,7 @@ def _last_finished(storage: str, workload: str) -> FinishedRun | None:
         try:
             report, newest = folder.report(), folder.newest()
             if is_run_finished(folder, report, newest, record) or question_after_training(
-                folder, newest_result(folder)
+                folder, newest_gate(folder)
             ):
                 return FinishedRun(folder, record, report or {})
         except EvertrainError as error:

@@ -12,7 +12,7 @@ from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.cleanup.orphans import delete_orphans, find_orphans
 from train_core.storage.cleanup.retention_of_run import verdicts
 from train_core.storage.coordination import pins
-from train_core.storage.registered_models.model_registry import championships
+from train_core.storage.registered_models.log import championships
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.storage.verification.checkpoints import file_faults

@@ -43,6 +43,7 @@ DECISIONS = "decisions"
 
 MODELS = "_models"
 """Where a storage has its registered models, beside the runs: no run's name begins so."""
+EVENTS = "log"
 VERSIONS = "versions"
 CHAMPIONS = "champions"
 
@@ -64,6 +65,7 @@ _LEASE = re.compile(rf"{_ATTEMPT}\.json")
 _FENCE_LIST = re.compile(rf"{_ATTEMPT}-seal\.json")
 _DECISION = re.compile(rf"([^/]+)/v{_STEP}-c{_STEP}\.json")
 _NUMBERED = re.compile(rf"{_STEP}\.json")
+_REGISTERED = re.compile(rf"registered-{_STEP}\.json")
 _WHO = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _PIN = re.compile(rf"([^/]+)/({_WHO.pattern})\.json")
 
@@ -313,3 +315,14 @@ def number_of(name: str) -> int | None:
     """The number of a document in a log; None if `name` is not that of one."""
     match = _NUMBERED.fullmatch(name)
     return int(match[1]) if match and numbered(int(match[1])) == name else None
+
+
+def registered_name(number: int) -> str:
+    """The name of what a run has of the event of that number, which registers a version of it."""
+    return f"registered-{numbered(number)}"
+
+
+def registered_number(name: str) -> int | None:
+    """The number of the event; None if `name` is no `registered_name`."""
+    match = _REGISTERED.fullmatch(name)
+    return int(match[1]) if match and registered_name(int(match[1])) == name else None

@@ -38,7 +38,7 @@ from train_core.storage.records.names import (
 )
 from train_core.storage.records.quarantine import read_mark
 from train_core.storage.records.tensor_file import header_end, layout_of
-from train_core.storage.registered_models.decisions import faults_of_decisions
+from train_core.storage.registered_models.of_run import faults_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import reported
 from train_core.storage.verification.checkpoints import faults_of_files, file_faults
@@ -106,7 +106,7 @@ class RunVerification:
         for name in filter(None, map(LeaseName.parse, self._store.names(LEASES))):
             for read in (lease.read, stop_request):
                 yield from self._unreadable(f"{LEASES}/{name}", read, name.attempt)
-        for key, fault in faults_of_decisions(self._folder).items():
+        for key, fault in faults_of(self._folder).items():
             yield Verdict(what=key, faults=[fault])
 
     def _unreadable(

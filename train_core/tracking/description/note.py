@@ -14,7 +14,7 @@ from train_core.policy.stop_reasons import StopReason
 from train_core.results import CheckpointSummary, Report
 from train_core.storage.coordination import lease
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.decisions import gate_result
+from train_core.storage.registered_models.of_run import result_now
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.shown_text import without_secrets
 from train_core.tracking.description.parameters import DIGEST_CHARS, set_parameters
@@ -53,7 +53,7 @@ class Outcome:
     def of(cls, folder: RunFolder, report: Report) -> Outcome:
         """The outcome that the report of a run tells."""
         # A person may have answered since the report was written.
-        decision = gate_result(folder, report.gate.decision).summary if report.gate else ""
+        decision = result_now(folder, report.gate).summary if report.gate else ""
         return cls(report.best, report.test_metrics, decision, report.flow_run)
 
     def metrics(self, monitor: str) -> dict[str, float | None]:

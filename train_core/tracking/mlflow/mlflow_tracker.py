@@ -15,7 +15,7 @@ from train_core.policy.logins import public_uri
 from train_core.policy.metric_names import BEST
 from train_core.policy.mlflow_pages import run_page
 from train_core.results import GateResult, Tracking
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.log import ModelLog
 from train_core.tracking.mlflow import server
 from train_core.tracking.mlflow.models.kept import delete_gone, lacking, link_of, model_of
 from train_core.tracking.mlflow.models.registered import register
@@ -152,11 +152,9 @@ class MlflowTracker:
         """Delete the other models, unless a registered version points to them."""
         delete_gone(self.runs, kept, is_there)
 
-    def version(
-        self, result: GateResult, registry: ModelRegistry, logged: Callable[[], str]
-    ) -> None:
+    def version(self, result: GateResult, log: ModelLog, logged: Callable[[], str]) -> None:
         """Register a version in MLflow's registry of models."""
-        register(self.runs, result, registry, logged)
+        register(self.runs, result, log, logged)
 
     def tags(self, stage: Stage, tags: Mapping[str, str]) -> None:
         """Set tags, or delete those without a value."""

@@ -8,17 +8,22 @@ import pytest
 
 from evertrain_flows.cli.app import main
 from tests.rank.alone import create
-from tests.storage.champions import approval, decision, version
+from tests.storage.champions import (
+    add_events,
+    approval,
+    decision,
+    register,
+    version,
+    write_earlier,
+)
 from tests.storage.samples import manifest
 from train_core import TrainConfig
 from train_core.client.run_summaries import list_runs, run_status
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
-from train_core.storage.registered_models.decisions import decision_key, newest_decisions
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import ResultWriter, RunWriter, begin_attempt
+from train_core.storage.run_writer import RunWriter, begin_attempt
 
 DATA = {"train": {"samples": 150, "digest": "abcdef0123456789" * 4}, "test": {"samples": 40}}
 
@@ -67,16 +72,20 @@ def test_a_run_that_was_extended_and_ended_before_its_next_commit_is_not_finishe
         assert (found[0] if command == ["list"] else found)["state"] == state
 
 
-def ask(folder: RunFolder) -> None:
+def ask(folder: RunFolder, *, is_before: bool = False) -> None:
     """The gate asks a person about the run's version."""
     made = decision(version(1, folder.name), outcome=Outcome.ASK)
-    folder.store.create(decision_key(made), with_checksum(made))
+    if is_before:
+        write_earlier(folder.storage, made)
+    else:
+        register(folder, made.challenger)
+        add_events(folder.storage, made)
 
 
-def answer(folder: RunFolder, *, is_approved: bool) -> None:
-    *_, found = newest_decisions(folder)
-    given = approval(found, is_approved=is_approved)
-    ResultWriter(folder).commit_approval(found, given)
+def answer(folder: RunFolder, *, is_approved: bool, is_before: bool = False) -> None:
+    made = decision(version(1, folder.name), outcome=Outcome.ASK)
+    given = approval(made, is_approved=is_approved)
+    (write_earlier if is_before else add_events)(folder.storage, given)
 
 
 def released(folder: RunFolder, end: str) -> None:
@@ -100,22 +109,23 @@ def state_of(folder: RunFolder) -> str:
 
 
 @pytest.mark.promise("approval-followed")
+@pytest.mark.parametrize("is_before", [False, True], ids=["log", "before"])
 @pytest.mark.parametrize("has_report", [True, False])
 def test_a_run_whose_version_a_person_has_to_approve_is_waiting(
-    storage_url: str, has_report: bool
+    storage_url: str, has_report: bool, is_before: bool
 ) -> None:
     folder = trained(storage_url, "nightly")
     if not has_report:
         # A flow run that is suspended has none yet.
         folder.store.delete(REPORT_JSON)
-    ask(folder)
+    ask(folder, is_before=is_before)
     # It is suspended as one that is stopped.
     released(folder, "KILLED")
     assert state_of(folder) == "waiting"
     released(folder, "FAILED")
     assert state_of(folder) == ("finished" if has_report else "failed")
     released(folder, "KILLED")
-    answer(folder, is_approved=False)
+    answer(folder, is_approved=False, is_before=is_before)
     assert state_of(folder) == ("finished" if has_report else "answered")
     more_epochs(folder)
     assert state_of(folder) == "interrupted"

@@ -18,7 +18,8 @@ from train_core.errors import CheckpointError, ConfigError, TrackingError
 from train_core.policy.champion.model_names import CHALLENGER, CHAMPION
 from train_core.results import GateResult, ModelVersion
 from train_core.storage.records.names import CHECKPOINTS
-from train_core.storage.registered_models.model_registry import ModelRegistry
+from train_core.storage.registered_models.history import Fault, ModelHistory
+from train_core.storage.registered_models.log import ModelLog
 from train_core.tracking.mlflow.client_settings import ONE_QUESTION
 from train_core.tracking.mlflow.existing_runs import ID_TAG
 from train_core.tracking.mlflow.models.kept import known_models
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 def register(
-    runs: MlflowRuns, result: GateResult, registry: ModelRegistry, logged: Callable[[], str]
+    runs: MlflowRuns, result: GateResult, log: ModelLog, logged: Callable[[], str]
 ) -> None:
     """Show a decision on its version, which is registered if it is not yet, and set the aliases.
 
@@ -55,7 +56,7 @@ def register(
     runs.client.set_model_version_tag(name, version, GATE_TAG, decision.outcome)
     runs.client.update_model_version(name, version, version_description(result))
     save_view(runs.client, runs.experiment_id, decision)
-    if missing := show_aliases(runs.client, registry, name):
+    if missing := show_aliases(runs.client, log, name):
         _log.warning("%s", _not_there(missing))
 
 
@@ -80,56 +81,52 @@ def name_in_mlflow(client: MlflowClient, model: str) -> str:
     return str(found[0])
 
 
-def show_aliases(
-    client: MlflowClient, registry: ModelRegistry, name: str = ""
-) -> ModelVersion | None:
+def show_aliases(client: MlflowClient, log: ModelLog, name: str = "") -> ModelVersion | None:
     """Let MLflow's aliases point where the storage's records do, the champion's last.
 
     The champion, if MLflow does not have that version; then the alias stays where it is. What else
     of the records cannot be read is told and left out. Raises CheckpointError or ConfigError if the
     champion's own entry cannot be read.
     """
-    name = name or name_in_mlflow(client, registry.model)
-    known, newest = _known(client, name), _newest_version(registry)
+    name = name or name_in_mlflow(client, log.model)
+    history = log.read()
+    known, newest = _known(client, name), _newest_version(history)
     if newest and (number := known.get(_key(newest))):
         client.set_registered_model_alias(name, CHALLENGER, number)
-    shown, champion = None, registry.champion()
+    shown = None
     # Another pipeline may promote, and set the alias, in between.
-    while champion is not None and champion.number != shown:
+    while (champion := history.champion) is not None and champion.number != shown:
         key = _key(champion.version)
         if key not in known:
             known = _known(client, name)
         if key not in known:
             return champion.version
         client.set_registered_model_alias(name, CHAMPION, known[key])
-        _describe(client, registry, name)
-        shown, champion = champion.number, registry.champion()
+        _describe(client, history, name)
+        shown, history = champion.number, log.read()
     return None
 
 
-def _newest_version(registry: ModelRegistry) -> ModelVersion | None:
-    numbers = registry.version_numbers()
+def _newest_version(history: ModelHistory) -> ModelVersion | None:
     try:
-        return registry.version(numbers[-1]) if numbers else None
+        return history.newest_version()
     except (CheckpointError, ConfigError) as error:
         _log.warning("MLflow's alias %r stays where it is: %s", CHALLENGER, error)
         return None
 
 
-def _describe(client: MlflowClient, registry: ModelRegistry, name: str) -> None:
+def _describe(client: MlflowClient, history: ModelHistory, name: str) -> None:
     """Say on the model's page which version serves, after which others, and what is damaged."""
     entries, faults = [], []
-    for number in registry.champion_numbers()[-MOST_CHAMPIONS:]:
-        try:
-            entry = registry.entry(number)
-        except (CheckpointError, ConfigError) as error:
-            _log.warning("MLflow's page of model %r lacks a champion: %s", registry.model, error)
-            faults.append(str(error))
-            continue
-        entries += [entry] if entry else []
+    for one in history.champions[-MOST_CHAMPIONS:]:
+        if isinstance(one, Fault):
+            _log.warning("MLflow's page of model %r may lack one: %s", history.model, one.error)
+            faults.append(str(one.error))
+        else:
+            entries.append(one)
     if entries:
         describe_model(client, name, entries, faults)
-    client.set_registered_model_tag(name, MODEL_TAG, registry.model)
+    client.set_registered_model_tag(name, MODEL_TAG, history.model)
 
 
 def show_aliases_of(storage: str, model: str, tracking_uri: str) -> None:
@@ -138,7 +135,7 @@ def show_aliases_of(storage: str, model: str, tracking_uri: str) -> None:
     Raises TrackingError if MLflow does not have the champion, and MLflow's own errors.
     """
     ONE_QUESTION.apply()
-    if missing := show_aliases(existing_client(tracking_uri), ModelRegistry(storage, model)):
+    if missing := show_aliases(existing_client(tracking_uri), ModelLog(storage, model)):
         raise TrackingError(_not_there(missing))
 
 

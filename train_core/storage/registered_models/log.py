@@ -1,0 +1,224 @@
+"""The log of a registered model: all that happened to it, as one document an event.
+
+<storage>/_models/<name>/log/00000007.json      registered, decided, answered, promoted, rolled back
+
+Whoever wants to record an event reads all, judges by it, and creates the next number. Of several
+one has the number; the others read the new event and judge again. So no event follows from anything
+but all events before it. What lies in folders of before is the log's beginning (`earlier`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, RootModel
+
+from train_core.errors import CheckpointError, ConfigError
+from train_core.policy.champion.model_names import check_model_name, is_model_name
+from train_core.results import Approval, ChampionEntry, Decision, ModelVersion, Result
+from train_core.storage.committed import in_threads
+from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import read_document, with_checksum
+from train_core.storage.records.names import EVENTS, MODELS, number_of, numbered
+from train_core.storage.registered_models.earlier import Earlier, close, next_key, read_earlier
+from train_core.storage.registered_models.history import (
+    Fault,
+    Found,
+    ModelHistory,
+    Record,
+    check_version,
+)
+
+Judge = Callable[[ModelHistory], Record | None]
+"""What to record after this history; None: nothing."""
+
+
+class _Numbered(Result):
+    format: Literal[1] = 1
+    number: int = Field(ge=1)
+
+
+class _Registered(_Numbered):
+    event: Literal["registered"] = "registered"
+    record: ModelVersion
+
+
+class _Decided(_Numbered):
+    event: Literal["decided"] = "decided"
+    record: Decision
+
+
+class _Answered(_Numbered):
+    event: Literal["answered"] = "answered"
+    record: Approval
+
+
+class _Promoted(_Numbered):
+    event: Literal["promoted"] = "promoted"
+    record: ChampionEntry
+
+
+class _RolledBack(_Numbered):
+    event: Literal["rolled_back"] = "rolled_back"
+    record: ChampionEntry
+
+
+_Event = _Registered | _Decided | _Answered | _Promoted | _RolledBack
+
+
+class _Document(RootModel[Annotated[_Event, Field(discriminator="event")]]):
+    """An event as it is stored."""
+
+
+class ModelLog:
+    """The log of one registered model.
+
+    All methods raise StorageError. A document is read once: it never changes.
+    """
+
+    def __init__(self, storage: str, model: str) -> None:
+        self.model = check_model_name(model)
+        self.storage = storage
+        self.store = Store(storage).child(MODELS).child(model)
+        self._known: dict[int, Record] = {}
+
+    def read(self) -> ModelHistory:
+        """What has happened, as far as it can be read."""
+        return self._read()[0]
+
+    def read_since(self, number: int) -> list[Found]:
+        """The events of the log from that number on."""
+        numbers = [one for one in self._numbers() if one >= number]
+        found = in_threads(self._document, numbers)
+        return [one for one in found if one]
+
+    def record(self, judge: Judge) -> ModelHistory:
+        """Record what `judge` gives for all that has happened; the history with that event.
+
+        `judge` is asked again wherever somebody else was faster. Raises what it raises; and
+        CheckpointError or ConfigError if a document cannot be read: then nothing is judged.
+        """
+        while True:
+            history, earlier, number = self._read()
+            history.check_whole()
+            made = judge(history)
+            if made is None:
+                return history
+            key = next_key(self.store, EVENTS, number)
+            try:
+                if close(self.store, earlier):
+                    continue  # and look whether an older evertrain was faster
+                check_version(version_of(made), self.store.uri(key))
+                self.store.create(key, with_checksum(_event(number, made)))
+            except FileExistsError:
+                continue
+            self._known[number] = made
+            return history.followed_by(self._found(number, made))
+
+    def register(
+        self, run: str, checkpoint: str, digest: str, check: Callable[[], None] = lambda: None
+    ) -> tuple[ModelVersion, int]:
+        """The version that this checkpoint is, a new one if it is none yet, and its event's number.
+
+        `check` is called before a new one is recorded.
+        """
+
+        def new(history: ModelHistory) -> ModelVersion | None:
+            if history.version_of(run, digest):
+                return None
+            check()
+            return ModelVersion(
+                model=self.model,
+                version=max(history.versions, default=0) + 1,
+                run=run,
+                checkpoint=checkpoint,
+                checkpoint_digest=digest,
+                created_at=datetime.now(UTC).isoformat(),
+            )
+
+        history = self.record(new)
+        version = history.version_of(run, digest)
+        assert version is not None
+        return version, history.number_of(version)
+
+    def _read(self) -> tuple[ModelHistory, Earlier, int]:
+        """The history, what is before the log, and the log's next number."""
+        # Listed first: as soon as the log has an event, what is before it is closed.
+        numbers = self._numbers()
+        earlier = read_earlier(Store(self.storage), self.model)
+        events = [one for one in in_threads(self._document, numbers) if one]
+        history = ModelHistory.of(self.model, self.storage, [*earlier.found, *events])
+        return history, earlier, numbers[-1] + 1 if numbers else 1
+
+    def _document(self, number: int) -> Found | None:
+        """The event of that number, or why it cannot be read; None: somebody has deleted it."""
+        record: Record | Fault
+        try:
+            record = self._known.get(number) or self._known.setdefault(number, self._event(number))
+        except FileNotFoundError:
+            return None
+        except (CheckpointError, ConfigError) as error:
+            record = Fault(error)
+        return self._found(number, record)
+
+    def _found(self, number: int, record: Record | Fault) -> Found:
+        key = f"{EVENTS}/{numbered(number)}"
+        return Found(f"{MODELS}/{self.model}/{key}", self.store.uri(key), record, number)
+
+    def _event(self, number: int) -> Record:
+        key = f"{EVENTS}/{numbered(number)}"
+        what = "an event of a registered model"
+        document, _ = read_document(self.store, _Document, key, what, has_checksum=True)
+        event, uri = document.root, self.store.uri(key)
+        version = version_of(event.record)
+        if (version.model, event.number) != (self.model, number):
+            raise CheckpointError(
+                f"{uri} is that of number {event.number} of {version.model!r}: it was renamed"
+            )
+        check_version(version, uri)
+        return event.record
+
+    def _numbers(self) -> list[int]:
+        return sorted(filter(None, map(number_of, self.store.names(EVENTS))))
+
+
+def version_of(record: Record) -> ModelVersion:
+    """The version that an event is about."""
+    match record:
+        case ModelVersion():
+            return record
+        case Decision():
+            return record.challenger
+        case Approval() | ChampionEntry():
+            return record.version
+
+
+def _event(number: int, record: Record) -> _Event:
+    match record:
+        case ModelVersion():
+            return _Registered(number=number, record=record)
+        case Decision():
+            return _Decided(number=number, record=record)
+        case Approval():
+            return _Answered(number=number, record=record)
+        case ChampionEntry(by="rollback"):
+            return _RolledBack(number=number, record=record)
+        case ChampionEntry():
+            return _Promoted(number=number, record=record)
+
+
+def registered_models(storage: str) -> list[str]:
+    """The names of the storage's registered models, sorted."""
+    return sorted(filter(is_model_name, Store(storage).child(MODELS).names("")))
+
+
+def championships(storage: str, run: str) -> list[ModelVersion]:
+    """The versions that are a champion now and a checkpoint of this run.
+
+    Raises CheckpointError or ConfigError if a document may name another champion and cannot be
+    read.
+    """
+    found = (ModelLog(storage, model).read().champion for model in registered_models(storage))
+    return [entry.version for entry in found if entry and entry.version.run == run]
