@@ -22,9 +22,9 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import SetStateStatus
 
 from evertrain_flows.flow_runs.approval import SEE_RUN_FOLDER
+from train_core.champion.of_run import question_of
 from train_core.errors import EvertrainError
 from train_core.storage.objects.store import Store
-from train_core.storage.registered_models.of_run import question_of
 from train_core.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 from tests.chaos.stages import SHOWN, is_held
 from tests.flows.mlflow_side import shown_at
 from tests.rank.digests import digest_of_training
+from train_core.champion.log import ModelLog
+from train_core.champion.of_run import gates_of
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import Report
 from train_core.storage.cleanup.orphans import find_orphans
@@ -27,8 +29,6 @@ from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.coordination.pins import MLFLOW_MODEL, REGISTERED_MODEL, valid_pins
 from train_core.storage.objects.backends.disk_files import TEMPORARY
 from train_core.storage.objects.store import Store
-from train_core.storage.registered_models.log import ModelLog
-from train_core.storage.registered_models.of_run import gates_of
 from train_core.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]

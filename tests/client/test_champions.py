@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.storage.champions import (
+from tests.champion.samples import (
     MODEL,
     add_events,
     approval,
@@ -21,6 +21,8 @@ from tests.storage.champions import (
     write_earlier,
 )
 from tests.storage.samples import commit, manifest, record
+from train_core.champion.history import ModelHistory, Record
+from train_core.champion.log import Judge, ModelLog
 from train_core.client import champions
 from train_core.client.runs import delete_run, prune_run
 from train_core.errors import CheckpointError, ConfigError
@@ -30,8 +32,6 @@ from train_core.results import Approval, Decision, GateResult, ModelVersion
 from train_core.storage.coordination.pins import REGISTERED_MODEL, pin
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import with_checksum
-from train_core.storage.registered_models.history import ModelHistory, Record
-from train_core.storage.registered_models.log import Judge, ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
 

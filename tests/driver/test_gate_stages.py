@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
+from tests.champion.samples import add_events
 from tests.marks import SLOW
 from tests.rank.alone import run
-from tests.storage.champions import add_events
 from tests.storage.doubles.faulty_store import FaultyStore
 from train_core import TrainConfig
+from train_core.champion.log import ModelLog
+from train_core.champion.of_run import gates_of
 from train_core.client.champions import approve, rollback
 from train_core.cluster.pool import WorkerPool
 from train_core.driver.gate_stages import Gate
@@ -33,8 +35,6 @@ from train_core.policy.end_status import EndStatus
 from train_core.results import Approval, GateResult, ModelVersion
 from train_core.scoring.evaluate import evaluate
 from train_core.storage.coordination.pins import REGISTERED_MODEL, valid_pins
-from train_core.storage.registered_models.log import ModelLog
-from train_core.storage.registered_models.of_run import gates_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
 

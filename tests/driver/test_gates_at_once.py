@@ -21,9 +21,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.champion.samples import MODEL, decision, write_earlier
 from tests.policy.champion.test_model_state import check_answers, check_champions
-from tests.storage.champions import MODEL, decision, write_earlier
 from tests.storage.samples import commit, record
+from train_core.champion.history import Fault, ModelHistory, Record, events_of
+from train_core.champion.log import Judge, ModelLog
 from train_core.client import champions
 from train_core.driver import gate_stages
 from train_core.driver.held_run import HeldRun
@@ -32,8 +34,6 @@ from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.champion.model_state import NextStep
 from train_core.results import ChampionEntry, Decision, ModelVersion
-from train_core.storage.registered_models.history import Fault, ModelHistory, Record, events_of
-from train_core.storage.registered_models.log import Judge, ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run
 

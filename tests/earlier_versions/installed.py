@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from train_core.storage.registered_models.log import ModelLog
+from train_core.champion.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 
 WRITTEN = Path(__file__).parent / "installation"

@@ -30,12 +30,12 @@ from benchmarks.services import free_port
 from evertrain_flows.cli.app import main
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import mlflow_client
+from train_core.champion.log import ModelLog
 from train_core.datasets.protocols import fetch
 from train_core.loading import load_workload
 from train_core.results import ChampionEntry, GateResult, PredictionsResult, Report
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import PredictionsManifest, read_manifest
-from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.tracking.mlflow.models.lookups import model_id_of
 

@@ -15,12 +15,12 @@ from evertrain_flows.cli.app import main
 from tests.client.test_champions import MODEL, Models
 from tests.hostile.contents import everything
 from tests.hostile.whole_run import Anything, reseal, resealed
+from train_core.champion.log import ModelLog
 from train_core.client.checkpoints import verify_run
 from train_core.errors import CheckpointError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import LARGEST_NUMBER, MAX_DOCUMENT_BYTES, with_checksum
-from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(60)

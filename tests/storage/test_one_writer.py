@@ -16,7 +16,7 @@ STORAGE = "train_core/storage"
 OWNERS = (
     f"{STORAGE}/run_writer.py",
     f"{STORAGE}/fork.py",
-    f"{STORAGE}/registered_models",
+    "train_core/champion",
     f"{STORAGE}/cleanup",
     f"{STORAGE}/coordination",
     f"{STORAGE}/records",
@@ -84,7 +84,7 @@ def test_coordination_changes_nothing_but_its_own_objects() -> None:
 def test_the_log_of_a_model_creates_documents_in_its_folder_and_changes_no_other() -> None:
     found = [
         (path.name, call)
-        for path in (ROOT / STORAGE / "registered_models").glob("*.py")
+        for path in (ROOT / "train_core/champion").glob("*.py")
         for call, _ in changes_and_names(path)
     ]
     assert sorted(found) == [

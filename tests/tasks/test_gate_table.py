@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evertrain_tasks.report.gate_table import evidence_markdown
-from tests.storage.champions import decision, version
+from tests.champion.samples import decision, version
 from train_core.policy.champion.gate_decision import Evidence, Improvement, Outcome, Score
 from train_core.results import GateResult, McNemar
 

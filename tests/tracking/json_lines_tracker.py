@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from train_core.champion.log import ModelLog
 from train_core.errors import TrackingError
 from train_core.results import GateResult, Tracking
-from train_core.storage.registered_models.log import ModelLog
 from train_core.tracking.refusals import Failure, Refusals, failure_of
 from train_core.tracking.tracker import (
     Data,

@@ -9,7 +9,8 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from tests.storage.champions import MODEL, decide, decision, promote
+from tests.champion.samples import MODEL, decide, decision, promote
+from train_core.champion.log import ModelLog
 from train_core.config import TrainConfig
 from train_core.rank.metrics.scores import Scores
 from train_core.results import (
@@ -39,7 +40,6 @@ from train_core.storage.records.names import (
     CheckpointName,
 )
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, next_attempt
 

@@ -17,14 +17,15 @@ from mlflow.utils.validation import _validate_metric_name
 from requests import ConnectionError as NoConnection
 from requests import HTTPError, Response
 
+from tests.champion.samples import MODEL, decide, decision, promote
 from tests.marks import slow
-from tests.storage.champions import MODEL, decide, decision, promote
 from tests.tracking.conftest import MlflowServer
 from tests.tracking.delivery.test_mirror import expected, mirror_once, points, stages
 from tests.tracking.following import following, mlflow_of
 from tests.tracking.refusing_proxy import Proxy, Rule, proxy_of
 from tests.tracking.run_builder import BEGIN_S, RunBuilder
 from tests.tracking.test_models import commit_digits
+from train_core.champion.log import ModelLog
 from train_core.config import TrainConfig
 from train_core.datasets.arrays import ArrayDataset
 from train_core.datasets.protocols import Split
@@ -32,7 +33,6 @@ from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.results import CheckpointSummary
 from train_core.storage.records.journal import Entry
-from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.timing import TrackingTiming
 from train_core.tracking.delivery.catch_up import catch_up

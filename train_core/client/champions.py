@@ -9,6 +9,8 @@ from __future__ import annotations
 import getpass
 from datetime import UTC, datetime
 
+from train_core.champion.history import Fault, ModelHistory
+from train_core.champion.log import ModelLog, registered_models
 from train_core.client.isolated import isolated_call
 from train_core.entry_points import SHOW_ALIASES, SHOW_GATE
 from train_core.errors import CheckpointError, ConfigError
@@ -16,8 +18,6 @@ from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import is_model_name
 from train_core.policy.champion.model_state import NextStep
 from train_core.results import Approval, ChampionEntry, Decision, GateResult, ModelVersion, Result
-from train_core.storage.registered_models.history import Fault, ModelHistory
-from train_core.storage.registered_models.log import ModelLog, registered_models
 from train_core.storage.run_folder import RunFolder
 
 

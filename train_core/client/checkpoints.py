@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
+from train_core.champion.of_run import faults_of
 from train_core.client.checkpoint import Checkpoint
 from train_core.client.run import Run, folder_of
 from train_core.errors import ConfigError, StorageError
@@ -108,6 +109,9 @@ def verify_run(
             yield _lifted(folder, name, verdict)
         else:
             yield verdict
+    if only is None:
+        for key, fault in faults_of(folder).items():
+            yield Verdict(what=key, faults=[fault])
 
 
 def _lifted(folder: RunFolder, name: CheckpointName, verdict: Verdict) -> Verdict:

@@ -11,6 +11,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from train_core.champion.of_run import (
+    Logs,
+    Question,
+    newest_gate,
+    question_after_training,
+)
 from train_core.client.live import Live, last_reading
 from train_core.client.run import Run, folder_of
 from train_core.config import TrainConfig
@@ -24,12 +30,6 @@ from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.of_run import (
-    Logs,
-    Question,
-    newest_gate,
-    question_after_training,
-)
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.runs_of_storage import is_run_finished, read_runs
 

@@ -12,8 +12,10 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
+from train_core.champion.log import ModelLog, championships
 from train_core.client.isolated import delete_tracking, forget_models, unregistered_checkpoints
 from train_core.client.run import Run, folder_of
 from train_core.errors import ConfigError, RunBusyError, StorageError
@@ -26,7 +28,6 @@ from train_core.storage.coordination.holder import Holder, Life, judge
 from train_core.storage.coordination.stop_request import ask_to_stop
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.objects.retry_policy import SHORT
-from train_core.storage.registered_models.log import ModelLog, championships
 from train_core.storage.run_checks import check_no_link
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
@@ -169,7 +170,8 @@ def prune_run(
     check_no_link(folder)
     ignored = _ignored_pins(folder, elsewhere=ignore_pins_elsewhere, models_in=release_models_in)
     asked = rules or folder.newest_request().config
-    pruning = Pruning(folder, asked, datetime.now(UTC), ignored)
+    champions = partial(championships, folder.storage, folder.name)
+    pruning = Pruning(folder, asked, datetime.now(UTC), champions, ignored)
     if dry_run:
         return pruning.survey(lease.newest_attempt(folder.store) + 1)
     held = begin_attempt(folder, timing=UPKEEP)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from train_core.champion.log import ModelLog
 from train_core.client.driver_handle import Driver
 from train_core.client.run import Run
 from train_core.client.runs import open_run
@@ -27,7 +28,6 @@ from train_core.storage.records.names import (
     PREDICTIONS_MANIFEST_JSON,
     CheckpointName,
 )
-from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import reported_best
 from train_core.storage.runs_of_storage import is_training_finished, newest_finished

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from train_core.champion.history import ModelHistory, is_answer_to
+from train_core.champion.log import ModelLog
 from train_core.cluster.pool import WorkerPool
 from train_core.config import TrainConfig
 from train_core.driver.held_run import HeldRun
@@ -29,8 +31,6 @@ from train_core.results import (
 )
 from train_core.scoring.gate_evidence import measure
 from train_core.storage.coordination.pins import REGISTERED_MODEL, pin
-from train_core.storage.registered_models.history import ModelHistory, is_answer_to
-from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 
 _log = logging.getLogger("train_core.driver")

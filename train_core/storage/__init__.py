@@ -6,7 +6,6 @@ An import goes down this list only:
     fork                   begins a run with a checkpoint of another one
     run_writer             creates, commits and deletes, in the name of an attempt
     verification/          whether a checkpoint and a whole run are what was committed
-    registered_models/     the log of each registered model: versions, decisions, answers, champions
     runs_of_storage        the runs of a storage, and whether one is over
     addresses              what people call a run or a checkpoint
     predictions            what batch inferences committed

@@ -6,12 +6,12 @@ nothing else of the run is shown.
 
 from __future__ import annotations
 
+from train_core.champion.log import ModelLog
 from train_core.errors import TrackingError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.logins import public_uri
 from train_core.storage.coordination import lease
 from train_core.storage.predictions import committed_predictions
-from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.runs_of_storage import is_run_finished
 from train_core.tracking.follow import Follower, tracked_run

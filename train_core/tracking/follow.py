@@ -11,6 +11,11 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from train_core.champion.of_run import (
+    gates_of,
+    newest_gate,
+    question_after_training,
+)
 from train_core.config import TrainConfig
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.end_status import EndStatus
@@ -26,11 +31,6 @@ from train_core.storage.evaluations import committed_evaluations
 from train_core.storage.predictions import committed_predictions
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.of_run import (
-    gates_of,
-    newest_gate,
-    question_after_training,
-)
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import read_report
 from train_core.text.shown_text import shown as as_text

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
+from train_core.champion.log import ModelLog
 from train_core.config import FunctionTraining
 from train_core.errors import CheckpointError
 from train_core.loading import workload_class
@@ -27,7 +28,6 @@ from train_core.storage.records.manifest import (
 )
 from train_core.storage.records.names import PREDICTIONS, CheckpointName
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.log import ModelLog
 from train_core.tracking.description.datasets import data_of_predictions
 from train_core.tracking.description.note import Outcome
 from train_core.tracking.journal_points import points_of, seconds

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from train_core.champion.log import ModelLog
 from train_core.policy.end_status import EndStatus
 from train_core.results import GateResult, Tracking
-from train_core.storage.registered_models.log import ModelLog
 from train_core.tracking.refusals import Failure, Refusals
 
 Stage = Literal["pipeline", "train", "evaluate", "infer"]

@@ -16,9 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.services import free_port
-from tests.rank import alone, growing
-from tests.ranks.without_ray import stages_without_ray
-from tests.storage.champions import (
+from tests.champion.samples import (
     add_events,
     approval,
     decision,
@@ -26,6 +24,8 @@ from tests.storage.champions import (
     version,
     write_earlier,
 )
+from tests.rank import alone, growing
+from tests.ranks.without_ray import stages_without_ray
 from train_core.config import TrainConfig
 from train_core.errors import ConfigError, UnchangedError
 from train_core.policy.champion.gate_decision import Outcome

@@ -28,11 +28,11 @@ from tests.flows.deployment.deployed import (
     wait_for,
 )
 from tests.flows.mlflow_side import mlflow_client
+from train_core.champion.log import ModelLog
 from train_core.client.champions import approve
 from train_core.client.run_summaries import run_status
 from train_core.results import GateResult, Report
 from train_core.storage.coordination import lease
-from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -23,7 +23,7 @@ from tests.flows.deployment.deployed import (
 )
 from tests.flows.deployment.points import HELD, HOLD, deliver
 from tests.flows.mlflow_side import mlflow_client
-from train_core.storage.registered_models.log import ModelLog
+from train_core.champion.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.promise("week-is-told")]

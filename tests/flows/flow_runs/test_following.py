@@ -14,9 +14,9 @@ from prefect.states import Suspended
 
 from evertrain_flows.cli.app import main
 from evertrain_flows.flow_runs.following import resume_answered
+from tests.champion.samples import add_events, approval, decision, register, version
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import Server
-from tests.storage.champions import add_events, approval, decision, register, version
 from tests.storage.samples import record
 from tests.tracking.refusing_proxy import Rule, proxy_of
 from train_core.policy.champion.gate_decision import Outcome

@@ -10,8 +10,8 @@ import pytest
 from prefect.client.schemas.objects import FlowRun, StateType
 
 from evertrain_flows.flow_runs.left_running import true_state
+from tests.champion.samples import decision
 from tests.flows.test_results import REPORT
-from tests.storage.champions import decision
 from tests.storage.samples import record
 from train_core.config import TrainConfig
 from train_core.policy.champion.gate_decision import Outcome

@@ -11,9 +11,9 @@ from prefect.client.schemas.objects import StateType
 from evertrain_flows.flow_runs.states import EndName, failure_name, naming_its_end, nothing_begun
 from evertrain_flows.retrain import retrain
 from evertrain_tasks.retries import is_transient
+from tests.champion.samples import approval, decision, entry
 from tests.flows.deployment.deployed import AUTOMATIONS
 from tests.flows.test_results import PREDICTIONS, REPORT
-from tests.storage.champions import approval, decision, entry
 from train_core.errors import (
     CheckedOnlyError,
     CheckpointError,

@@ -10,8 +10,8 @@ import pytest
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import mlflow_client
 from tests.rank.digests import digest_of_training
+from train_core.champion.log import ModelLog, registered_models
 from train_core.results import Report
-from train_core.storage.registered_models.log import ModelLog, registered_models
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)

@@ -210,7 +210,7 @@ def drive_and_delete(folder: RunFolder) -> None:
     held = begin_attempt(folder)
     with lease.alive_until_released(held):
         delete_orphans_of_the_dead(RunWriter(folder, held.attempt))
-        Pruning(folder, rules, datetime.now(UTC)).carry_out(held.attempt)
+        Pruning(folder, rules, datetime.now(UTC), tuple).carry_out(held.attempt)
 
 
 def everything(folder: RunFolder) -> Iterator[Callable[[], object]]:

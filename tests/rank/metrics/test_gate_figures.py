@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from tests.storage.champions import decision
+from tests.champion.samples import decision
 from train_core.policy.champion.gate_decision import Evidence, Improvement, Score
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.rank.metrics.figures import png

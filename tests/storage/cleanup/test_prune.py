@@ -46,7 +46,7 @@ def begun(folder: RunFolder) -> RunFolder:
 
 
 def pruning(folder: RunFolder, rules: RetentionRules = RULES) -> Pruning:
-    return Pruning(folder, rules, NOW)
+    return Pruning(folder, rules, NOW, tuple)
 
 
 def steps(folder: RunFolder) -> list[int]:
@@ -135,7 +135,7 @@ def test_what_is_pinned_stays_unless_the_pin_is_to_be_ignored(folder: RunFolder)
         assert stays.why.startswith("pinned: infer (pins/")
         pruning(folder).carry_out(held.attempt)
         assert steps(folder) == [1, 2, 4]
-        ignoring = Pruning(folder, RULES, NOW, ignored_pins=[f"pins/{second}/{pin}"])
+        ignoring = Pruning(folder, RULES, NOW, tuple, ignored_pins=[f"pins/{second}/{pin}"])
         ignoring.carry_out(held.attempt)
         assert steps(folder) == [1, 4]
 

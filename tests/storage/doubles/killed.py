@@ -37,7 +37,7 @@ def prune(folder: RunFolder) -> None:
     """As `evertrain prune` does."""
     held = begin_attempt(folder)
     with lease.alive_until_released(held):
-        Pruning(folder, RULES, datetime(2026, 1, 2, tzinfo=UTC)).carry_out(held.attempt)
+        Pruning(folder, RULES, datetime(2026, 1, 2, tzinfo=UTC), tuple).carry_out(held.attempt)
 
 
 def begin(folder: RunFolder) -> None:

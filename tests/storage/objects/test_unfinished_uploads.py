@@ -197,7 +197,7 @@ def test_a_prune_shows_and_ends_them_and_deleting_a_run_ends_all(folder: RunFold
     rules = RetentionRules(
         monitor="validation/accuracy", monitor_order="max", keep_last=1, keep_best=1
     )
-    pruning = Pruning(folder, rules, datetime(2026, 1, 2, tzinfo=UTC))
+    pruning = Pruning(folder, rules, datetime(2026, 1, 2, tzinfo=UTC), tuple)
     assert UNFINISHED in [one.name for one in pruning.survey(2) if one.kind == "orphan"]
     assert on_the_server(folder) == [UNFINISHED, "somebodys"]
     held = begin_attempt(folder)

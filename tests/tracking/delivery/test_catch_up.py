@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Run
 
-from tests.storage.champions import decide, decision
+from tests.champion.samples import decide, decision
 from tests.tracking.conftest import MlflowServer
 from tests.tracking.delivery.test_mirror import expected, mirror_once, points, stages
 from tests.tracking.run_builder import RunBuilder

@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from train_core.champion.of_run import newest_gate, question_after_training
 from train_core.cluster.resources import with_gpus
 from train_core.config import TrainConfig, WorkloadTraining
 from train_core.driver.held_run import HeldRun
@@ -25,7 +26,6 @@ from train_core.requests import DriverRequest, Prepared
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.of_run import newest_gate, question_after_training
 from train_core.storage.run_checks import check_flow_run, check_leftovers
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from train_core.champion.of_run import newest_gate, question_after_training
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import SPLITS
 from train_core.errors import EvertrainError
@@ -13,7 +14,6 @@ from train_core.rank.data.recorded_workload import with_known_defaults
 from train_core.requests import DriverRequest, RecordedPipeline
 from train_core.storage.records.data_files import FileList
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.of_run import newest_gate, question_after_training
 from train_core.storage.runs_of_storage import (
     FinishedRun,
     is_run_finished,

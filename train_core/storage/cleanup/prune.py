@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
 from train_core.policy.checkpoints.retention import RetentionRules
+from train_core.results import ModelVersion
 from train_core.storage.cleanup.delete_checkpoint import delete_unless_pinned
 from train_core.storage.cleanup.orphans import delete_orphans, find_orphans
 from train_core.storage.cleanup.retention_of_run import verdicts
 from train_core.storage.coordination import pins
-from train_core.storage.registered_models.log import championships
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.storage.verification.checkpoints import file_faults
@@ -47,6 +47,8 @@ class Pruning:
     folder: RunFolder
     rules: RetentionRules
     now: datetime
+    champions: Callable[[], Collection[ModelVersion]]
+    """The versions that are a champion now and a checkpoint of the run; asked just before."""
     ignored_pins: Collection[str] = ()
     """The keys of pins that need not be respected."""
 
@@ -63,7 +65,7 @@ class Pruning:
             self.rules,
             now=self.now,
             ignored_pins=self.ignored_pins,
-            champions=championships(self.folder.storage, self.folder.name),
+            champions=self.champions(),
         )
         findings = [
             Finding(

@@ -38,7 +38,6 @@ from train_core.storage.records.names import (
 )
 from train_core.storage.records.quarantine import read_mark
 from train_core.storage.records.tensor_file import header_end, layout_of
-from train_core.storage.registered_models.of_run import faults_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_reports import reported
 from train_core.storage.verification.checkpoints import faults_of_files, file_faults
@@ -100,14 +99,12 @@ class RunVerification:
         return Verdict(what=RUN_JSON, faults=faults)
 
     def _bookkeeping(self) -> Iterator[Verdict]:
-        """What was asked later, the leases and the gate's decisions: those that cannot be read."""
+        """What was asked later, and the leases: those that cannot be read."""
         for name in filter(None, map(LeaseName.parse, self._store.names(ASKED))):
             yield from self._unreadable(f"{ASKED}/{name}", read_amendment, name.attempt)
         for name in filter(None, map(LeaseName.parse, self._store.names(LEASES))):
             for read in (lease.read, stop_request):
                 yield from self._unreadable(f"{LEASES}/{name}", read, name.attempt)
-        for key, fault in faults_of(self._folder).items():
-            yield Verdict(what=key, faults=[fault])
 
     def _unreadable(
         self, key: str, read: Callable[[Any, int], object], attempt: int

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from train_core.champion.of_run import result_now
 from train_core.errors import CheckpointError
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import TEST, TRAIN, full_names
@@ -14,7 +15,6 @@ from train_core.policy.stop_reasons import StopReason
 from train_core.results import CheckpointSummary, Report
 from train_core.storage.coordination import lease
 from train_core.storage.records.run_record import RunRecord
-from train_core.storage.registered_models.of_run import result_now
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.shown_text import without_secrets
 from train_core.tracking.description.parameters import DIGEST_CHARS, set_parameters

@@ -11,11 +11,11 @@ from pathlib import Path
 from mlflow.entities import Dataset, DatasetInput, InputTag, Param
 from mlflow.utils import mlflow_tags
 
+from train_core.champion.log import ModelLog
 from train_core.policy.logins import public_uri
 from train_core.policy.metric_names import BEST
 from train_core.policy.mlflow_pages import run_page
 from train_core.results import GateResult, Tracking
-from train_core.storage.registered_models.log import ModelLog
 from train_core.tracking.mlflow import server
 from train_core.tracking.mlflow.models.kept import delete_gone, lacking, link_of, model_of
 from train_core.tracking.mlflow.models.registered import register

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from evertrain_flows.cli.app import main
-from tests.rank.alone import create
-from tests.storage.champions import (
+from tests.champion.samples import (
     add_events,
     approval,
     decision,
@@ -16,6 +15,7 @@ from tests.storage.champions import (
     version,
     write_earlier,
 )
+from tests.rank.alone import create
 from tests.storage.samples import manifest
 from train_core import TrainConfig
 from train_core.client.run_summaries import list_runs, run_status

@@ -14,12 +14,12 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
+from train_core.champion.history import Fault, ModelHistory
+from train_core.champion.log import ModelLog
 from train_core.errors import CheckpointError, ConfigError, TrackingError
 from train_core.policy.champion.model_names import CHALLENGER, CHAMPION
 from train_core.results import GateResult, ModelVersion
 from train_core.storage.records.names import CHECKPOINTS
-from train_core.storage.registered_models.history import Fault, ModelHistory
-from train_core.storage.registered_models.log import ModelLog
 from train_core.tracking.mlflow.client_settings import ONE_QUESTION
 from train_core.tracking.mlflow.existing_runs import ID_TAG
 from train_core.tracking.mlflow.models.kept import known_models

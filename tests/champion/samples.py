@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from train_core.champion.history import ModelHistory, Record
+from train_core.champion.log import ModelLog, version_of
 from train_core.policy.champion.gate_decision import Evidence, Outcome, Score
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.results import (
@@ -17,8 +19,6 @@ from train_core.results import (
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import with_checksum
 from train_core.storage.records.names import DecisionName, numbered
-from train_core.storage.registered_models.history import ModelHistory, Record
-from train_core.storage.registered_models.log import ModelLog, version_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 

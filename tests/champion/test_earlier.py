@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.storage.champions import (
+from tests.champion.samples import (
     MODEL,
     add_events,
     approval,
@@ -19,14 +19,14 @@ from tests.storage.champions import (
     write_earlier,
 )
 from tests.storage.samples import damaged
+from train_core.champion.history import ModelHistory, Record
+from train_core.champion.log import ModelLog
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_state import NextStep
 from train_core.results import Decision
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import with_checksum
-from train_core.storage.registered_models.history import ModelHistory, Record
-from train_core.storage.registered_models.log import ModelLog
 
 FIRST, SECOND = version(1, "first"), version(2, "second")
 DECIDED = decision(FIRST)

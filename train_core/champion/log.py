@@ -15,6 +15,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
+from train_core.champion.earlier import Earlier, close, next_key, read_earlier
+from train_core.champion.history import (
+    Fault,
+    Found,
+    ModelHistory,
+    Record,
+    check_version,
+)
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champion.model_names import check_model_name, is_model_name
 from train_core.results import Approval, ChampionEntry, Decision, ModelVersion, Result
@@ -22,14 +30,6 @@ from train_core.storage.committed import in_threads
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document, with_checksum
 from train_core.storage.records.names import EVENTS, MODELS, number_of, numbered
-from train_core.storage.registered_models.earlier import Earlier, close, next_key, read_earlier
-from train_core.storage.registered_models.history import (
-    Fault,
-    Found,
-    ModelHistory,
-    Record,
-    check_version,
-)
 
 Judge = Callable[[ModelHistory], Record | None]
 """What to record after this history; None: nothing."""

@@ -18,6 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
+from train_core.champion.history import (
+    Fault,
+    Found,
+    Record,
+    check_version,
+    is_answer_to,
+)
 from train_core.errors import CheckpointError, ConfigError
 from train_core.results import Approval, ChampionEntry, Decision, ModelVersion, Result
 from train_core.storage.committed import in_threads
@@ -36,13 +43,6 @@ from train_core.storage.records.names import (
     DecisionName,
     number_of,
     numbered,
-)
-from train_core.storage.registered_models.history import (
-    Fault,
-    Found,
-    Record,
-    check_version,
-    is_answer_to,
 )
 
 _ANSWERS = "answers"

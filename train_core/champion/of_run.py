@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from train_core.champion.earlier import read_earlier_of_run
+from train_core.champion.history import Fault, ModelHistory
+from train_core.champion.log import ModelLog
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import is_model_name
 from train_core.results import GateResult, ModelVersion
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import DECISIONS, DecisionName, registered_number
-from train_core.storage.registered_models.earlier import read_earlier_of_run
-from train_core.storage.registered_models.history import Fault, ModelHistory
-from train_core.storage.registered_models.log import ModelLog
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.runs_of_storage import is_training_finished
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.storage.champions import MODEL, add_events, approval, decision, entry, version
+from tests.champion.samples import MODEL, add_events, approval, decision, entry, version
+from train_core.champion.history import ModelHistory, Record
+from train_core.champion.log import ModelLog
 from train_core.errors import CheckpointError
 from train_core.policy.champion.gate_decision import Evidence, Improvement, Outcome, Score
 from train_core.policy.champion.model_state import NextStep
 from train_core.results import McNemar
-from train_core.storage.registered_models.history import ModelHistory, Record
-from train_core.storage.registered_models.log import ModelLog
 
 ASKS = decision(outcome=Outcome.ASK, reasons=("every promotion has to be approved", "it is good"))
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.storage.champions import (
+from tests.champion.samples import (
     MODEL,
     add_events,
     approval,
@@ -25,14 +25,14 @@ from tests.storage.champions import (
 )
 from tests.storage.doubles.faulty_store import FaultyStore
 from tests.storage.samples import damaged
+from train_core.champion.history import Fault, ModelHistory
+from train_core.champion.log import ModelLog, registered_models
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import ModelAddress
 from train_core.results import ChampionEntry, ModelVersion
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document, with_checksum
-from train_core.storage.registered_models.history import Fault, ModelHistory
-from train_core.storage.registered_models.log import ModelLog, registered_models
 
 RACERS = 8
 CHECKPOINT = "step-00000001-a0001"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.champions import (
+from tests.champion.samples import (
     MODEL,
     add_events,
     approval,
@@ -19,12 +19,12 @@ from tests.storage.champions import (
 )
 from tests.storage.doubles.faulty_store import FaultyStore
 from tests.storage.samples import commit, record
+from train_core.champion.log import ModelLog
+from train_core.champion.of_run import gates_of, newest_gate, result_now
 from train_core.client.run_summaries import list_runs
 from train_core.errors import CheckpointError, FencedError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import GateResult
-from train_core.storage.registered_models.log import ModelLog
-from train_core.storage.registered_models.of_run import gates_of, newest_gate, result_now
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt, create_run
 
