@@ -136,6 +136,6 @@ def test_what_may_be_in_a_damaged_event_is_not_told_and_all_else_is(storage_url:
     # It may have been another champion.
     with pytest.raises(CheckpointError, match="log/00000006"):
         _ = history.champion
-    add_events_unjudged = entry(2, two).model_copy(update={"by": "approval"})
+    promoted = entry(2, two).model_copy(update={"by": "approval"})
     log.store.delete("log/00000006.json")
-    assert history_of(storage_url, add_events_unjudged).champion == add_events_unjudged
+    assert history_of(storage_url, promoted).champion == promoted

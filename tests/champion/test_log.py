@@ -212,9 +212,11 @@ def test_an_event_that_somebody_has_deleted_counts_for_nothing(log: ModelLog) ->
     history = log.read()
     history.check_whole()
     assert history.decisions == {}
-    # Its number is not given again.
+    # Its number is not given again, and that of a version is not, either.
+    log.store.delete("log/00000001.json")
+    assert log.read().next_version() == 2
     log.record(lambda _: version(2))
-    assert log.store.names("log") == ["00000001.json", "00000003.json", "00000004.json"]
+    assert log.store.names("log") == ["00000003.json", "00000004.json"]
 
 
 def test_what_is_no_event_is_left_alone(log: ModelLog) -> None:

@@ -168,7 +168,12 @@ class ModelHistory:
             f"model {self.model!r} in {self.storage} has no version {number}: {there}"
         )
 
-    def version_of(self, run: str, digest: str) -> ModelVersion | None:
+    def next_version(self) -> int:
+        """The number of a new version: greater than each that an event names."""
+        named = (one.record for one in self.found if not isinstance(one.record, Fault))
+        return max((version_of(one).version for one in named), default=0) + 1
+
+    def registered(self, run: str, digest: str) -> ModelVersion | None:
         """The newest version that is the run's checkpoint of this digest."""
         found = (self.versions[number] for number in sorted(self.versions, reverse=True))
         its = (one for one in found if (one.run, one.checkpoint_digest) == (run, digest))
@@ -265,6 +270,17 @@ class ModelHistory:
             data_digest=decision.comparison.data_digest,
             num_rows=decision.comparison.num_rows,
         )
+
+
+def version_of(record: Record) -> ModelVersion:
+    """The version that an event is about."""
+    match record:
+        case ModelVersion():
+            return record
+        case Decision():
+            return record.challenger
+        case Approval() | ChampionEntry():
+            return record.version
 
 
 def compared(decision: Decision) -> Compared:

@@ -22,6 +22,7 @@ from train_core.champion.history import (
     ModelHistory,
     Record,
     check_version,
+    version_of,
 )
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champion.model_names import check_model_name, is_model_name
@@ -126,12 +127,12 @@ class ModelLog:
         """
 
         def new(history: ModelHistory) -> ModelVersion | None:
-            if history.version_of(run, digest):
+            if history.registered(run, digest):
                 return None
             check()
             return ModelVersion(
                 model=self.model,
-                version=max(history.versions, default=0) + 1,
+                version=history.next_version(),
                 run=run,
                 checkpoint=checkpoint,
                 checkpoint_digest=digest,
@@ -139,7 +140,7 @@ class ModelLog:
             )
 
         history = self.record(new)
-        version = history.version_of(run, digest)
+        version = history.registered(run, digest)
         assert version is not None
         return version, history.number_of(version)
 
@@ -182,17 +183,6 @@ class ModelLog:
 
     def _numbers(self) -> list[int]:
         return sorted(filter(None, map(number_of, self.store.names(EVENTS))))
-
-
-def version_of(record: Record) -> ModelVersion:
-    """The version that an event is about."""
-    match record:
-        case ModelVersion():
-            return record
-        case Decision():
-            return record.challenger
-        case Approval() | ChampionEntry():
-            return record.version
 
 
 def _event(number: int, record: Record) -> _Event:
