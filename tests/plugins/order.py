@@ -38,7 +38,12 @@ LONGEST = (
     "compat/attempts/test_kills",
     *(CLUSTER, DEPLOYMENTS, PIPELINES, RAY, "flows/deployment/test_slots", "flows/test_gate"),
     *("compat/reports/test_reports", "driver/job/test_attaching", "tracking/test_contract"),
-    *("flows/deployment/test_notifications", "tracking/test_refusals", "flows/cli/test_proxy"),
+    *(
+        "rank/test_in_place",
+        "flows/deployment/test_notifications",
+        "tracking/test_refusals",
+        "flows/cli/test_proxy",
+    ),
     *("workloads/test_cookbook", "pytorch/test_table", "hostile/test_hostile_folders"),
     *("driver/test_driver", "rank/test_exact", "rank/checkpoint/test_crash_save"),
     *("tracking/test_models", "flows/cli/test_verify_resume", "flows/deployment/test_schedule"),
@@ -62,7 +67,7 @@ begun first have ended; and no test of these runs beside one that loads both cor
 LOADS_BOTH_CORES = (
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "driver/test_driver"),
     *(RAY, "driver/job/test_attaching", "flows/test_gate", "flows/test_secrets"),
-    *("rank/test_exact", "rank/test_entries", "compat/attempts/test_kills"),
+    *("rank/test_exact", "rank/test_in_place", "rank/test_entries", "compat/attempts/test_kills"),
 )
 """Whole pipelines and trainings, by how their groups begin."""
 
