@@ -155,8 +155,8 @@ MUTANTS = (
     Mutant(
         "a preflight's refusal: a monitor that is not measured",
         "train_core/rank/metrics/evaluation_loop.py",
-        "    if monitor not in names:\n",
-        "    if not names:\n",
+        "    if monitor not in metrics:\n",
+        "    if not metrics:\n",
     ),
     Mutant(
         "a retry: of a bug in the user's code",

@@ -90,7 +90,16 @@ def test_a_name_with_a_slash_is_monitored_and_compared_as_itself(name: str) -> N
         (Tiny, {"gate_metric": "f1"}, "'f1' is not measured on the test split: .* gives loss, acc"),
         (Tiny, {"gate_metric": "validation/accuracy"}, "is not measured on the test split"),
         (Correlated, {"gate_metric": "r"}, "'r' cannot be compared row by row"),
-        (Correlated, {"gate_metric": "error", "max_recall_drop": 0.1}, "0.1 needs classes"),
+        (
+            Correlated,
+            {"gate_metric": "error", "gate_order": "min", "max_recall_drop": 0.1},
+            "0.1 needs classes",
+        ),
+        (
+            Correlated,
+            {"gate_metric": "error"},
+            r"error is better the lower it is, as \w+.higher_is_better says, and gate_order is max",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_the_training(
@@ -109,4 +118,5 @@ def test_a_gate_that_decides_by_another_metric_than_the_monitored_one_says_so(
 
 def test_what_can_be_compared_is_not_refused() -> None:
     check_gate(Tiny(TinySettings()), config(), GateOptions(max_recall_drop=0.1))
-    check_gate(Correlated(TinySettings()), config(), GateOptions(gate_metric="error"))
+    lowest = GateOptions(gate_metric="error", gate_order="min")
+    check_gate(Correlated(TinySettings()), config(), lowest)

@@ -46,7 +46,7 @@ def rehearse_workload(
         give(first, fitted)
     validation_set = indexed(first, "validation")
     # What is measured may depend on what is fitted.
-    check_monitor(first, config.monitor)
+    check_monitor(first, config)
     # `dataset` may set what other hooks use. Of each new workload it would read all data again.
     set_since = {
         name: value

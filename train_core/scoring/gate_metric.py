@@ -11,7 +11,7 @@ from train_core.errors import ConfigError
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.checkpoints.selection import Order
 from train_core.policy.metric_names import LOSS, TEST, split_and_name
-from train_core.rank.metrics.evaluation_loop import split_metrics
+from train_core.rank.metrics.evaluation_loop import check_order, split_metrics
 from train_core.scoring.comparison import check_adds_up
 from train_core.workload import Workload
 
@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 def check_gate(workload: Workload[Any], config: TrainConfig, options: GateOptions) -> None:
     """Raise ConfigError if the workload's models cannot be compared by these options."""
     metrics = split_metrics(workload)
-    name, _ = metric_of(config, options, list(metrics))
+    name, order = metric_of(config, options, list(metrics))
+    check_order(name, metrics[name], order, "gate_order")
     if name == LOSS and not options.gate_metric and not config.monitor.endswith(LOSS):
         _log.warning(
             "no evaluation measures %s: the gate decides by the loss, unless gate_metric names "

@@ -119,7 +119,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     # What metrics are measured may depend on what is fitted.
     is_known = resumed or not fits(workload)
     if is_known:
-        _check_metrics(workload, config, request)
+        _check_metrics(workload, config, request, is_new=not resumed)
     if config.ray_address == LOCAL:
         check_resources(config)
     names_files = not resumed and workload.sources()
@@ -134,7 +134,7 @@ def check(folder: RunFolder, request: DriverRequest) -> Checked:
     origin = _origin(folder, request)
     fitted = None if resumed else _fit(workload, config, datasets["train"], origin)
     if not is_known:
-        _check_metrics(workload, config, request)
+        _check_metrics(workload, config, request, is_new=True)
     if not resumed:
         _check_model(workload, config)
     if config.strategy == "fsdp":
@@ -269,9 +269,11 @@ def _check_model(workload: Workload[Any], config: TrainConfig) -> None:
         check_model(model, config.shards)
 
 
-def _check_metrics(workload: Workload[Any], config: TrainConfig, request: DriverRequest) -> None:
+def _check_metrics(
+    workload: Workload[Any], config: TrainConfig, request: DriverRequest, *, is_new: bool
+) -> None:
     """Raise ConfigError if the monitor, or what the gate asks for, is not measured."""
-    check_monitor(workload, config.monitor)
+    check_monitor(workload, config, is_new=is_new)
     if request.pipeline.gate:
         check_gate(workload, config, request.pipeline.gate)
 

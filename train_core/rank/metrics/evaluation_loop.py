@@ -21,6 +21,7 @@ from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream, fetch
 from train_core.errors import ConfigError, DataError, WorkloadError
+from train_core.policy.checkpoints.selection import Order
 from train_core.policy.metric_names import LOSS, VALIDATION, full_name
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.policy.samples.sharding import split_evenly
@@ -88,15 +89,37 @@ def split_metrics(workload: Workload[Any]) -> dict[str, Metric]:
     return metrics
 
 
-def check_monitor(workload: Workload[Any], monitor: str) -> None:
-    """Raise ConfigError if a validation does not measure what ranks the checkpoints."""
-    names = [full_name(VALIDATION, name) for name in split_metrics(workload)]
-    if monitor not in names:
+def check_monitor(workload: Workload[Any], config: TrainConfig, *, is_new: bool = True) -> None:
+    """Raise ConfigError if a validation does not measure what ranks the checkpoints.
+
+    And if it ranks those of a new run the wrong way round.
+    """
+    monitor = config.monitor
+    metrics = {full_name(VALIDATION, name): one for name, one in split_metrics(workload).items()}
+    if monitor not in metrics:
         raise ConfigError(
             f"monitor {monitor!r} is not measured: {type(workload).__name__} gives "
-            f"{', '.join(names)}. Name one of them, by monitor and monitor_order here or as "
+            f"{', '.join(metrics)}. Name one of them, by monitor and monitor_order here or as "
             "attributes of the workload"
         )
+    if is_new:
+        check_order(monitor, metrics[monitor], config.order, "monitor_order")
+
+
+def check_order(name: str, metric: Metric, order: Order, parameter: str) -> None:
+    """Raise ConfigError if the metric says that it is better the other way round.
+
+    `parameter` names the order's own. Those of torchmetrics have `higher_is_better`, and one that a
+    user writes may; None says nothing.
+    """
+    if metric.higher_is_better is None or metric.higher_is_better == (order == "max"):
+        return
+    other = "min" if order == "max" else "max"
+    raise ConfigError(
+        f"{name} is better the {'lower' if order == 'max' else 'higher'} it is, as "
+        f"{type(metric).__name__}.higher_is_better says, and {parameter} is {order}, which would "
+        f"choose the worst: give {parameter}={other} (--{parameter.replace('_', '-')} {other})"
+    )
 
 
 def _check_mergeable(name: str, metric: Metric) -> None:
