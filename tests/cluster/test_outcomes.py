@@ -22,7 +22,10 @@ from train_core.errors import AttemptLostError, ResourceError, UserCodeError
 BROKEN = Raised(ConnectionError("rank 0: RuntimeError: gloo: Connection closed by peer"))
 LEFT = Raised(AttemptLostError("rank 0: another rank ended"))
 BUG = Raised(UserCodeError("train", "rank 1: KeyError: 'x'"))
-DEATH = Died(RayActorError(error_msg="The actor died.\n\tpid: 7\nWorker exit type: SYSTEM_ERROR"))
+CAUSES = " Some common causes include: (1) the process was killed by the OOM killer, (2) others."
+DEATH = Died(
+    RayActorError(error_msg=f"The actor died.\n\tpid: 7\nWorker exit type: SYSTEM_ERROR{CAUSES}")
+)
 DIED = "rank 1 died: RayActorError: The actor died. Worker exit type: SYSTEM_ERROR"
 MEMORY = Died(OutOfMemoryError("1 worker(s) were killed\nand forty lines more"))
 SILENCE = Died(SilentWorkerError("no answer for 31 s"))

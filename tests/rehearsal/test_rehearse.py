@@ -73,6 +73,7 @@ def test_a_workload_that_is_right_is_tried_in_all_and_nothing_is_said_of_it() ->
         (odd.Batches, "metric", False, "depends on eval_batch_size"),
         (odd.InBatch, "loss", False, "num_shards"),
         (odd.NeedsTargets, "predictions", False, "KeyError: 'label'"),
+        (odd.Leaks, "predictions", False, "(label) is not that of the row without them"),
         (odd.NoRowAlone, "predictions", False, "'score' of a row alone"),
         (odd.NotFinite, "predictions", False, "not finite"),
         (odd.TooLong, "predictions", False, "30 rows of 15 samples"),

@@ -140,6 +140,8 @@ def _as_ours(worker: str, failure: Failure, remedy: str) -> Exception:
             # The last line has the reason: how the process ended, or what its start raised.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             message = " ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
+            # Ray's list of what may have been the cause says the same of every death.
+            message, _, _ = message.partition(" Some common causes include")
             return ConnectionError(f"{worker} died: {type(error).__name__}: {message}")
         case Raised(AttemptLostError() as error):
             # All that is known of the death of another one.

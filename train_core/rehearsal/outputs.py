@@ -174,6 +174,30 @@ def try_predictions(
         if column.is_floating_point() and not bool(torch.isfinite(column).all()):
             yield _of_predictions(f"predictions() gives values of {name!r} that are not finite")
             return
+    yield from _try_targets(workload, model, rows, config, together)
+
+
+def _try_targets(
+    workload: Workload[Any],
+    model: nn.Module,
+    rows: Dataset,
+    config: TrainConfig,
+    without: dict[str, Tensor],
+) -> Iterator[Finding]:
+    """Whether the model predicts the same with the targets, which an evaluation gives it."""
+    try:
+        beside = _predicted(workload, model, rows, config, with_targets=True)
+    except Exception:  # noqa: BLE001 (of a user's code: an evaluation tells it)
+        return
+    leaking = [n for n, one in beside.items() if n in without and not _are_close(one, without[n])]
+    if leaking:
+        yield _of_predictions(
+            f"{few_of(leaking)} of a row with its targets "
+            f"({', '.join(workload.target_columns)}) is not that of the row without them: the "
+            "model is given a target by prepare() or forward(), so validations measure what no "
+            "batch inference can reach. If it is to be given them, as by teacher forcing, let "
+            "predictions be made without"
+        )
 
 
 def try_row_alone(
@@ -257,12 +281,18 @@ def _copied(value: Any) -> Any:
 
 
 def _predicted(
-    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+    workload: Workload[Any],
+    model: nn.Module,
+    rows: Dataset,
+    config: TrainConfig,
+    *,
+    with_targets: bool = False,
 ) -> dict[str, Tensor]:
-    """The predictions of rows, without their targets."""
+    """The predictions of rows, without their targets if nothing else is said."""
     indices = np.arange(len(rows))
     columns = fetch(rows, indices)
-    given = {name: c for name, c in columns.items() if name not in workload.target_columns}
+    left_out = () if with_targets else workload.target_columns
+    given = {name: c for name, c in columns.items() if name not in left_out}
     batch: Batch = prepare(workload, given, None, indices)
     batch = to_device(batch, device_of(model), channels_last=config.channels_last)
     # A model may draw: the same each time, as in an evaluation.
