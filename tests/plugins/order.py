@@ -26,7 +26,7 @@ GROUPS = {
     "flows/pipelines/": PIPELINES,
     **{f"flows/cli/test_{name}": PIPELINES for name in ("bad_input", "mirror_command")},
     # They share a Ray that the process itself started (`process_ray` in tests/plugins).
-    **{f"cluster/test_{name}": RAY for name in ("pool", "slots")},
+    **{f"cluster/test_{name}": RAY for name in ("pool", "slots", "spares")},
     **{f"driver/{name}": RAY for name in ("attempts/test_launchers", "test_gate_stages")},
 }
 """By how their names below `tests/` begin; every other file is a group of its own."""
