@@ -55,7 +55,7 @@ test-oldest: ## Run a part of the tests, and the demo, with the oldest versions 
 	EVERTRAIN_STORAGE=$$(mktemp -d) $(OLDEST)/bin/evertrain demo
 
 exact: $(STAMP) ## Kill trainings at every point, on 1 to 8 workers: the full table of exactness
-	$(BIN)/pytest tests/rank/test_exact.py tests/rank/test_entries.py --verbose --durations=12
+	$(BIN)/pytest tests/rank/test_exact.py tests/rank/test_entries.py tests/rank/test_in_place.py --verbose --durations=12
 
 hostile: $(STAMP) ## Run the commands on 2,000 run folders that somebody has spoiled: most of an hour
 	$(BIN)/pytest tests/hostile -m table -s
