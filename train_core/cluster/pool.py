@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from ray.exceptions import RayError
+
 from train_core.cluster.outcomes import (
     Died,
     DiedAtStartError,
@@ -191,8 +193,12 @@ class WorkerPool:
             return
         try:
             self._spares.keep(slots, wanted)
-        except Exception as error:  # noqa: BLE001 (whatever Ray raises when it is gone itself)
+        except RayError as error:
+            # A worker died, or Ray did, which the ranks' calls tell.
             _log.debug("a spare was not started: %s", error)
+        except Exception as error:  # noqa: BLE001 (the training needs no spare)
+            self._spares.give_up()
+            _log.warning("no spare is started: %s: %s", type(error).__name__, error)
 
     def map(
         self,

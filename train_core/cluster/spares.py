@@ -48,6 +48,10 @@ class SpareKeeper:
         after_s = 0 if has_lost_worker else self._timing.spare_after_s
         self._is_due_at = time.monotonic() + after_s
 
+    def give_up(self) -> None:
+        """Start no more in this attempt."""
+        self._is_due_at = float("inf")
+
     def keep(self, slots: Slots, wanted: Spares) -> None:
         """Start a spare if one is missing, and it is time."""
         for error in slots.dead_spares():
@@ -58,7 +62,7 @@ class SpareKeeper:
         if len(slots.spares) >= number or time.monotonic() < self._is_due_at:
             return
         if why := self._why_not(slots, wanted):
-            self._is_due_at = float("inf")
+            self.give_up()
             _log.info("no spare is started: %s", why)
             return
         slots.start_spare(wanted.function, wanted.arguments)

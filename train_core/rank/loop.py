@@ -128,6 +128,8 @@ class Trainer:
         time_to_save_s = timing.stopping.time_to_save_s(config.grace_s)
         self.watchdog = Watchdog(config.hang_timeout_s)
         self._at = _At.BEFORE
+        self._began_at = 0
+        """The step that this attempt goes on from."""
         self.state = self._all_state()
         """All that the next step depends on."""
         self.checkpointer = Checkpointer(
@@ -147,6 +149,16 @@ class Trainer:
         self._checks_lone_samples = plan.has_lone_samples(num_steps)
         self.has_saved = True
         """Whether its last step is committed, as it has ended; else no storage took it in time."""
+
+    @property
+    def can_hand_over(self) -> bool:
+        """Whether the others lose no step without this rank; may be asked in any thread.
+
+        They have its state after a step of this attempt, and go on from it unless a checkpoint with
+        a validation is on its way.
+        """
+        has_stepped = self._at is not _At.BEFORE and self.progress.step > self._began_at
+        return has_stepped and self.checkpointer.validated is None
 
     def run(self) -> Progress:
         """Train to the end, from the newest good checkpoint if there is one.
@@ -247,6 +259,7 @@ class Trainer:
             self.loader.start(self.progress.epoch, self.progress.step, known_at)
         # If another rank has died up to here, it counts for the next attempt, too.
         self._memory.kept = None
+        self._began_at = self.progress.step
         self._at = _At.BETWEEN_STEPS
         if kept:
             # The attempt before may have come no further.

@@ -105,8 +105,13 @@ def _train(
     with process_group(own, uses_gpu=config.uses_gpu):
         group = Group.current(uses_gpu=config.uses_gpu)
         folder = RunFolder.at(url)
-        source = PostedByDriver(own, hands_over=config.goes_on_in_place)
         memory = _MEMORY if config.goes_on_in_place else None
+        trainer: Trainer | None = None
+
+        def can_hand_over() -> bool:
+            return memory is not None and trainer is not None and trainer.can_hand_over
+
+        source = PostedByDriver(own, can_hand_over)
         trainer = made_by(folder, config, attempt, group, stop_source=source, memory=memory)
         # The workload's module is imported once in a process, and may have set them.
         _MEMORY.modes = _MEMORY.modes or Modes.current()

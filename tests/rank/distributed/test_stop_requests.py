@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -86,3 +88,45 @@ def test_a_rank_learns_that_the_attempt_is_lost() -> None:
     with pytest.raises(AttemptLostError, match="rank 1 died"):
         requests.check_lost()
     assert not requests.is_asked
+
+
+TERMINATED = """
+import os, signal
+from train_core.inside import note_sigterm
+from train_core.rank.distributed import stop_requests as here
+from train_core.rank.distributed.rendezvous import LOOPBACK, RendezvousStore
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+note_sigterm()
+store = RendezvousStore(LOOPBACK)
+answers = []
+source = here.PostedByDriver(store.membership("run/1", 1, 2, 0), lambda: answers.pop(0))
+"""
+
+
+def terminated(script: str) -> None:
+    """Run it in a process that can get SIGTERM."""
+    subprocess.run([sys.executable, "-c", TERMINATED + script], check=True)
+
+
+@pytest.mark.promise("sigterm-of-a-worker")
+def test_a_rank_that_got_sigterm_leaves_it_to_the_driver_where_the_others_have_its_state() -> None:
+    terminated("""
+answers[:] = [True, True, True]
+assert source() is None
+assert here.ranks_that_leave(store, "run/1", 2) == set()
+os.kill(os.getpid(), signal.SIGTERM)
+assert source() is None
+assert here.ranks_that_leave(store, "run/1", 2) == {1}
+""")
+
+
+@pytest.mark.promise("sigterm-of-a-worker")
+def test_a_rank_whose_state_nobody_else_has_asks_to_move_and_is_not_ended_as_it_saves() -> None:
+    terminated("""
+os.kill(os.getpid(), signal.SIGTERM)
+answers[:] = [False, True]
+for _ in range(2):
+    assert source().goes_on
+assert here.ranks_that_leave(store, "run/1", 2) == set()
+""")

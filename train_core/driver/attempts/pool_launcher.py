@@ -25,7 +25,7 @@ from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.entry_points import PREPARE, TRAIN
 from train_core.errors import StorageError
 from train_core.policy.membership import keeps_workers
-from train_core.policy.restarts import Ended
+from train_core.policy.restarts import Asked, Ended
 from train_core.rank.distributed.rendezvous import Membership, RendezvousStore
 from train_core.rank.distributed.stop_requests import LOST, post_stop, ranks_that_leave
 from train_core.storage.objects.retry_policy import SHORT
@@ -64,7 +64,11 @@ class PoolLauncher:
         except ConnectionError as error:
             if is_fixed(attempt.config):
                 dead = error.slots if isinstance(error, DiedAtStartError) else None
-                self._pool.replace(dead if attempt.config.goes_on_in_place else None)
+                in_place = attempt.config.goes_on_in_place
+                self._pool.replace(dead if in_place else None)
+                if in_place and dead and len(dead) < attempt.config.num_workers:
+                    # Others may wait with what they have kept.
+                    return AttemptOutcome(Ended.LOST, error, has_survivors=True)
             else:
                 # How many there is room for is seen once these are gone.
                 self._pool.end_workers()
@@ -147,9 +151,11 @@ class _Leaving:
     def __call__(self) -> Collection[int]:
         """Those of which nothing new was heard since the last call, unless all got it.
 
-        Who ends all of them does so one after the other. Then a checkpoint is saved first.
+        Who ends all of them does so one after the other. Then a checkpoint is saved first, as by a
+        request to stop, during which no rank is ended.
         """
-        if not self._config.goes_on_in_place:
+        is_asked = self._attempt.requests.asked is not Asked.NOTHING
+        if is_asked or not self._config.goes_on_in_place:
             return ()
         before = self._seen
         workers = self._config.num_workers

@@ -33,7 +33,7 @@ STOP = "stop"
 LOST = "lost"
 """The key of why the attempt is lost."""
 _LEAVING = "leaving"
-"""The key of a rank, after which its number follows, whose process got SIGTERM."""
+"""The first part of a key, before a rank's number: that rank's process got SIGTERM."""
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 _log = logging.getLogger(__name__)
 
@@ -164,14 +164,15 @@ class StopRequests:
 class PostedByDriver:
     """The source that a driver's ranks have: what the driver has posted in its rendezvous store.
 
-    If nothing is, a process that got SIGTERM asks to move; or, if it `hands_over`, it posts that it
-    leaves, and the driver decides.
+    If nothing is, a process that got SIGTERM asks to move; or, if it `can_hand_over`, it posts that
+    it leaves, and the driver decides.
 
     It has a connection of its own, as two threads must not use one at the same time.
     """
 
-    def __init__(self, own: Membership, *, hands_over: bool = False) -> None:
-        self._own, self._hands_over = own, hands_over
+    def __init__(self, own: Membership, can_hand_over: Callable[[], bool] = lambda: False) -> None:
+        self._own, self._can_hand_over = own, can_hand_over
+        self._has_asked_to_move = False
         self._store: Store | None = None
 
     def __call__(self) -> StopRequest | None:
@@ -183,7 +184,9 @@ class PostedByDriver:
                 raise AttemptLostError(self._store.get(LOST).decode())
             if self._store.check([STOP]):
                 return StopRequest.model_validate_json(self._store.get(STOP))
-            if was_terminated() and self._hands_over:
+            # IMPORTANT: not once it has asked to move. It would be ended as it saves.
+            hands_over = not self._has_asked_to_move and self._can_hand_over()
+            if was_terminated() and hands_over:
                 self._store.set(f"{_LEAVING}/{self._own.rank}", "")
                 return None
         except (RuntimeError, ValidationError) as error:
@@ -191,6 +194,7 @@ class PostedByDriver:
             raise ConnectionError(f"the driver's store cannot be read: {error}") from error
         if not was_terminated():
             return None
+        self._has_asked_to_move = True
         return StopRequest(reason=f"rank {self._own.rank} got SIGTERM", goes_on=True)
 
 

@@ -118,7 +118,8 @@ def check_order(name: str, metric: Metric, order: Order, parameter: str) -> None
     raise ConfigError(
         f"{name} is better the {'lower' if order == 'max' else 'higher'} it is, as "
         f"{type(metric).__name__}.higher_is_better says, and {parameter} is {order}, which would "
-        f"choose the worst: give {parameter}={other} (--{parameter.replace('_', '-')} {other})"
+        f"choose the worst: give {parameter}={other} (--{parameter.replace('_', '-')} {other}; of "
+        "a run that exists, to evertrain retrain --run NAME)"
     )
 
 
