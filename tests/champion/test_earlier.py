@@ -18,7 +18,9 @@ from tests.champion.samples import (
     version,
     write_earlier,
 )
+from tests.champion.test_log import TornStore
 from tests.storage.samples import damaged
+from train_core.champion.earlier import read_earlier
 from train_core.champion.history import ModelHistory, Record
 from train_core.champion.log import ModelLog
 from train_core.errors import CheckpointError, ConfigError
@@ -130,6 +132,17 @@ def test_a_replaced_champion_whose_run_was_deleted_has_its_entry(storage: str) -
     history.check_whole()
     assert history.entries == [PROMOTED]
     assert history.newest_result(1) is None
+
+
+def test_a_document_that_a_listing_lacks_is_read_if_a_newer_one_is_listed(storage: str) -> None:
+    """As where an older evertrain adds one, and a newer one closes the log, while it is listed."""
+    write_earlier(storage, entry(2, SECOND))
+    whole = read(storage).found
+    ModelLog(storage, MODEL).register("third", "step-00000001-a0001", "3")
+    store = TornStore(storage)
+    store.hidden = "00000002.json"
+    assert tuple(read_earlier(store, MODEL).found) == whole
+    assert read_earlier(store, MODEL).to_close == []
 
 
 @pytest.mark.promise("altered-decisions")

@@ -30,6 +30,7 @@ from train_core.champion.log import ModelLog, registered_models
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import ModelAddress
+from train_core.policy.champion.model_state import NextStep
 from train_core.results import ChampionEntry, ModelVersion
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document, with_checksum
@@ -217,6 +218,50 @@ def test_an_event_that_somebody_has_deleted_counts_for_nothing(log: ModelLog) ->
     assert log.read().next_version() == 2
     log.record(lambda _: version(2))
     assert log.store.names("log") == ["00000003.json", "00000004.json"]
+
+
+class TornStore(Store):
+    """Its listings lack a document, as one may that was created while they were made."""
+
+    hidden = ""
+
+    def names(self, key: str) -> list[str]:
+        return [name for name in super().names(key) if name != self.hidden]
+
+
+@pytest.mark.promise("no-is-final")
+def test_an_event_that_a_listing_lacks_is_read_if_a_newer_one_is_listed(log: ModelLog) -> None:
+    """The gate would not have judged by the rejection, and its event would follow."""
+    add_events(log.storage, version(), ASKED, REJECTED, version(2))
+    torn = ModelLog(log.storage, MODEL)
+    torn.store = store = TornStore(log.store.url)
+    store.hidden = "00000003.json"
+    assert [one.record for one in torn.read_since(2)] == [ASKED, REJECTED, version(2)]
+    seen: list[NextStep] = []
+
+    def promotion(history: ModelHistory) -> ChampionEntry | None:
+        seen.append(history.state.next_step(1))
+        return None if seen[-1] is NextStep.REJECTED else entry(1)
+
+    assert torn.record(promotion).champion is None
+    assert seen == [NextStep.REJECTED]
+
+
+def test_an_event_after_a_thousand_that_are_missing_is_none_and_hides_no_other(
+    log: ModelLog,
+) -> None:
+    add_events(log.storage, version())
+    whole = log.store.read("log/00000001.json")
+    no = "is not evertrain's: more than 1,000 numbers before it are missing"
+    for number, why in ((1002, "is that of number 1 "), (1003, no), (10**17, no)):
+        key = f"log/{number:08d}.json"
+        log.store.create(key, whole)
+        history = log.read()
+        assert list(history.versions) == [1]
+        with pytest.raises(CheckpointError, match=f"{key} {why}"):
+            history.check_whole()
+        assert len(log.read_since(1)) == 2
+        log.store.delete(key)
 
 
 def test_what_is_no_event_is_left_alone(log: ModelLog) -> None:

@@ -13,7 +13,7 @@ document of format 2, with which an older evertrain ends in words wherever it wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -29,12 +29,7 @@ from train_core.errors import CheckpointError, ConfigError
 from train_core.results import Approval, ChampionEntry, Decision, ModelVersion, Result
 from train_core.storage.committed import in_threads
 from train_core.storage.objects.store import Store
-from train_core.storage.records.documents import (
-    LARGEST_NUMBER,
-    read_document,
-    read_small,
-    with_checksum,
-)
+from train_core.storage.records.documents import read_document, read_small, with_checksum
 from train_core.storage.records.names import (
     CHAMPIONS,
     DECISIONS,
@@ -46,6 +41,8 @@ from train_core.storage.records.names import (
 )
 
 _ANSWERS = "answers"
+_MOST_MISSING: Final = 1_000
+"""Somebody deletes a document of a log that is damaged: those are few."""
 
 
 class Closing(Result):
@@ -95,19 +92,29 @@ def close(store: Store, earlier: Earlier) -> bool:
 
     Raises FileExistsError if somebody has recorded something there meanwhile.
     """
-    for key in [next_key(store, log, number) for log, number in earlier.to_close]:
-        store.create(key, _CLOSING)
+    for log, number in earlier.to_close:
+        store.create(f"{log}/{numbered(number)}", _CLOSING)
     return bool(earlier.to_close)
 
 
-def next_key(store: Store, log: str, number: int) -> str:
-    """The key of a log's next document. Raises CheckpointError if it would not be found again."""
-    if number > LARGEST_NUMBER:
-        raise CheckpointError(
-            f"{store.uri(f'{log}/{numbered(number - 1)}')} is not evertrain's: no model has so "
-            "many. Delete it"
-        )
-    return f"{log}/{numbered(number)}"
+def numbers_of(listed: Iterable[str], first: int = 1) -> tuple[list[int], list[int]]:
+    """The numbers of a log to read, `first` to the newest; and listed ones that are too great.
+
+    A listing is no snapshot: one that shows document 7 may lack document 6, which was there before
+    it. So what is not listed is read, too. A number is too great if more are missing before it than
+    anybody deletes.
+    """
+    found = sorted(one for one in map(number_of, listed) if one is not None and one >= first)
+    near = [one for count, one in enumerate(found) if one - first - count <= _MOST_MISSING]
+    return list(range(first, near[-1] + 1)) if near else [], found[len(near) :]
+
+
+def too_great(uri: str) -> CheckpointError:
+    """What is wrong with a document whose number is too great."""
+    return CheckpointError(
+        f"{uri} is not evertrain's: more than {_MOST_MISSING:,} numbers before it are missing, and "
+        "no model has so many. Delete it"
+    )
 
 
 def _in_order(versions: list[Found], documents: list[Found], champions: list[Found]) -> list[Found]:
@@ -131,18 +138,23 @@ def _log(
     for nothing.
     """
     above = f"{MODELS}/{model}/{log}"
-    numbers = sorted(filter(None, map(number_of, storage.names(above))))
+    numbers, others = numbers_of(storage.names(above))
     # The last one may be what closes the log.
     newest = numbers[-2:]
     chosen = [one for one in numbers if only is None or one in only or one in newest]
 
+    def read_one(number: int, key: str) -> Record:
+        if number in others:
+            raise too_great(storage.uri(key))
+        return read(storage, key, model, number)
+
     def document(number: int) -> Found | None:
         about = {"version" if log == VERSIONS else "champion_number": number}
         key = f"{above}/{numbered(number)}"
-        return _found(storage, key, lambda key: read(storage, key, model, number), **about)
+        return _found(storage, key, partial(read_one, number), **about)
 
     documents: list[Found] = []
-    for one in in_threads(document, chosen):
+    for one in in_threads(document, [*chosen, *others]):
         if one and isinstance(one.record, Fault) and _is_closing(storage, one.key):
             return documents, []
         documents += [one] if one else []

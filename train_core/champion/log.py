@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
-from train_core.champion.earlier import Earlier, close, next_key, read_earlier
+from train_core.champion.earlier import Earlier, close, numbers_of, read_earlier, too_great
 from train_core.champion.history import (
     Fault,
     Found,
@@ -30,7 +30,7 @@ from train_core.results import Approval, ChampionEntry, Decision, ModelVersion, 
 from train_core.storage.committed import in_threads
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import read_document, with_checksum
-from train_core.storage.records.names import EVENTS, MODELS, number_of, numbered
+from train_core.storage.records.names import EVENTS, MODELS, numbered
 
 Judge = Callable[[ModelHistory], Record | None]
 """What to record after this history; None: nothing."""
@@ -91,9 +91,7 @@ class ModelLog:
 
     def read_since(self, number: int) -> list[Found]:
         """The events of the log from that number on."""
-        numbers = [one for one in self._numbers() if one >= number]
-        found = in_threads(self._document, numbers)
-        return [one for one in found if one]
+        return self._documents(*self._numbers(max(number, 1)))
 
     def record(self, judge: Judge) -> ModelHistory:
         """Record what `judge` gives for all that has happened; the history with that event.
@@ -107,7 +105,7 @@ class ModelLog:
             made = judge(history)
             if made is None:
                 return history
-            key = next_key(self.store, EVENTS, number)
+            key = f"{EVENTS}/{numbered(number)}"
             try:
                 if close(self.store, earlier):
                     continue  # and look whether an older evertrain was faster
@@ -147,11 +145,19 @@ class ModelLog:
     def _read(self) -> tuple[ModelHistory, Earlier, int]:
         """The history, what is before the log, and the log's next number."""
         # Listed first: as soon as the log has an event, what is before it is closed.
-        numbers = self._numbers()
+        numbers, others = self._numbers()
         earlier = read_earlier(Store(self.storage), self.model)
+        found = [*earlier.found, *self._documents(numbers, others)]
+        history = ModelHistory.of(self.model, self.storage, found)
+        return history, earlier, len(numbers) + 1
+
+    def _documents(self, numbers: list[int], others: list[int]) -> list[Found]:
+        """The events of those numbers that are there; others are too great to be one's."""
         events = [one for one in in_threads(self._document, numbers) if one]
-        history = ModelHistory.of(self.model, self.storage, [*earlier.found, *events])
-        return history, earlier, numbers[-1] + 1 if numbers else 1
+        for number in others:
+            uri = self.store.uri(f"{EVENTS}/{numbered(number)}")
+            events.append(self._found(number, Fault(too_great(uri))))
+        return events
 
     def _document(self, number: int) -> Found | None:
         """The event of that number, or why it cannot be read; None: somebody has deleted it."""
@@ -181,8 +187,8 @@ class ModelLog:
         check_version(version, uri)
         return event.record
 
-    def _numbers(self) -> list[int]:
-        return sorted(filter(None, map(number_of, self.store.names(EVENTS))))
+    def _numbers(self, first: int = 1) -> tuple[list[int], list[int]]:
+        return numbers_of(self.store.names(EVENTS), first)
 
 
 def _event(number: int, record: Record) -> _Event:
