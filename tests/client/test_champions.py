@@ -239,6 +239,17 @@ def test_an_approved_version_is_champion(models: Models, waiting: ModelVersion) 
 
 
 @pytest.mark.promise("approval")
+def test_an_approval_that_is_carried_out_has_its_result_also_after_another_champion(
+    models: Models, waiting: ModelVersion
+) -> None:
+    """So that Prefect and MLflow follow, if they did not when it was given."""
+    approve(models, person="ann")
+    models.promote("c")
+    assert approve(models) == "became champion"
+    assert models.champions() == ["a", "b", "c"]
+
+
+@pytest.mark.promise("approval")
 def test_a_rejected_version_is_not(models: Models, waiting: ModelVersion) -> None:
     assert approve(models, is_approved=False, person="ann") == "rejected"
     assert approve(models, is_approved=False) == "rejected"

@@ -188,6 +188,8 @@ def approve(
         step, result = history.what_follows(version)
         assert result is not None
         _check_agreed(result, is_approved=True)
+        if result.entry:
+            return None
         _check_compared(history.version(version), step)
         return history.entry_of(result) if step is NextStep.PROMOTE else None
 
