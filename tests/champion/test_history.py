@@ -41,7 +41,7 @@ def test_a_decision_is_read_back_with_all_its_evidence(storage_url: str) -> None
 
 def test_the_decision_on_a_version_is_that_beside_the_last_champion(storage_url: str) -> None:
     one, two = version(1), version(2)
-    made = [decision(one), decision(one, 3), decision(one, 12), decision(two, 3)]
+    made = [decision(one, 1), decision(one, 3), decision(one, 12), decision(two, 3)]
     history = history_of(storage_url, one, two, *reversed(made))
     found = [history.newest_result(number) for number in (1, 2, 3)]
     assert [result.decision if result else None for result in found] == [made[2], made[3], None]
@@ -139,3 +139,37 @@ def test_what_may_be_in_a_damaged_event_is_not_told_and_all_else_is(storage_url:
     promoted = entry(2, two).model_copy(update={"by": "approval"})
     log.store.delete("log/00000006.json")
     assert history_of(storage_url, promoted).champion == promoted
+
+
+@pytest.mark.promise("one-champion")
+def test_what_was_compared_with_a_champion_whose_entry_is_deleted_is_compared_again(
+    storage_url: str,
+) -> None:
+    """No later champion has that number."""
+    one, two, three, four = (version(number, f"run-{number}") for number in (1, 2, 3, 4))
+    lost = decision(three, champion=2, outcome=Outcome.ASK)
+    log = ModelLog(storage_url, MODEL)
+    history_of(storage_url, one, decision(one), entry(1, one), two, decision(two, 1))
+    history_of(storage_url, entry(2, two), three, lost, four)
+    log.store.delete("log/00000006.json")
+    beside = decision(four, champion=1)
+    history = history_of(storage_url, beside)
+    made = history.entry_of(history.result(beside))
+    assert made.number == 3
+    history = history_of(storage_url, made)
+    assert history.result(beside).entry == made
+    assert history.what_follows(3) == (NextStep.COMPARE, history.result(lost))
+
+
+@pytest.mark.promise("one-champion")
+def test_of_two_comparisons_the_one_with_the_present_champion_counts(storage_url: str) -> None:
+    one, three = version(1), version(3, "run-3")
+    lost, beside = decision(three, champion=2, outcome=Outcome.KEEP), decision(three, champion=1)
+    history = history_of(storage_url, one, decision(one), entry(1, one), three, lost, beside)
+    assert history.what_follows(3) == (NextStep.PROMOTE, history.result(beside))
+    made = history.entry_of(history.result(beside))
+    history = history_of(storage_url, made)
+    assert history.result(lost).entry is None
+    step, result = history.what_follows(3)
+    assert result
+    assert (step, result.decision, result.entry) == (NextStep.SERVES, beside, made)

@@ -170,8 +170,14 @@ class ModelHistory:
 
     def next_version(self) -> int:
         """The number of a new version: greater than each that an event names."""
-        named = (one.record for one in self.found if not isinstance(one.record, Fault))
-        return max((version_of(one).version for one in named), default=0) + 1
+        return max((version_of(one).version for one in self._records()), default=0) + 1
+
+    def next_champion_number(self) -> int:
+        """The number of a new champion: greater than each that an event names.
+
+        So no comparison with a champion whose entry was deleted counts as one with another.
+        """
+        return max(map(_champion_number, self._records()), default=0) + 1
 
     def registered(self, run: str, digest: str) -> ModelVersion | None:
         """The newest version that is the run's checkpoint of this digest."""
@@ -217,9 +223,7 @@ class ModelHistory:
         made = (
             one
             for one in self.entries
-            if one.number == decision.champion_number + 1
-            and one.version == decision.challenger
-            and one.by != "rollback"
+            if one.version == decision.challenger and self._made_by(one) == compared(decision)
         )
         place = self._places.get(compared(decision))
         approval = self.approvals.get(compared(decision))
@@ -234,12 +238,14 @@ class ModelHistory:
     def what_follows(self, version: int) -> tuple[NextStep, GateResult | None]:
         """What follows for a version while the present champion serves, and the decision on it.
 
-        It is the one that says what follows, but where the version serves, or is yet to be compared
-        with that champion. None: the gate has never decided on the version.
+        It is the one that says what follows, or by which the version serves; but where somebody
+        went back to it, or it is yet to be compared. None: the gate has never decided on it.
         """
-        standing = self.state.standing(version)
-        result = self.result(self.decisions[standing]) if standing else None
-        return self.state.next_step(version), result
+        step, standing = self.state.next_step(version), self.state.standing(version)
+        if step is NextStep.SERVES:
+            made_by = self._made_by(self.entries[-1])
+            standing = made_by if made_by in self.decisions else standing
+        return step, self.result(self.decisions[standing]) if standing else None
 
     def newest_result(self, version: int) -> GateResult | None:
         """What became of a version, by the decision that counts; None: there is none.
@@ -253,7 +259,7 @@ class ModelHistory:
         return result
 
     def entry_of(self, result: GateResult) -> ChampionEntry:
-        """The entry that makes a challenger champion after the one it was compared with."""
+        """The entry that makes a challenger the next champion."""
         decision, approval = result.decision, result.approval
         place = self._places.get(compared(decision))
         reason = decision.why
@@ -261,7 +267,7 @@ class ModelHistory:
             by = f'{approval.person} ("{approval.reason}")'
             reason = f"approved by {by}: {decision.why_answered}"
         return ChampionEntry(
-            number=decision.champion_number + 1,
+            number=self.next_champion_number(),
             version=decision.challenger,
             created_at=datetime.now(UTC).isoformat(),
             by="approval" if approval else "gate",
@@ -270,6 +276,21 @@ class ModelHistory:
             data_digest=decision.comparison.data_digest,
             num_rows=decision.comparison.num_rows,
         )
+
+    def _records(self) -> Iterator[Record]:
+        return (one.record for one in self.found if not isinstance(one.record, Fault))
+
+    def _made_by(self, entry: ChampionEntry) -> Compared | None:
+        """The comparison by which a version became champion; None: somebody went back to it."""
+        if entry.by == "rollback":
+            return None
+        version = entry.version.version
+        for comparison in self.decisions:
+            its = comparison[0] == version
+            if its and self._places[comparison].key == entry.decided_by:
+                return comparison
+        # Its decision is not among these documents.
+        return version, entry.number - 1
 
 
 def version_of(record: Record) -> ModelVersion:
@@ -281,6 +302,17 @@ def version_of(record: Record) -> ModelVersion:
             return record.challenger
         case Approval() | ChampionEntry():
             return record.version
+
+
+def _champion_number(record: Record) -> int:
+    """The number of the champion that an event names; 0: of none."""
+    match record:
+        case ModelVersion():
+            return 0
+        case Decision() | Approval():
+            return record.champion_number
+        case ChampionEntry():
+            return record.number
 
 
 def compared(decision: Decision) -> Compared:

@@ -97,7 +97,7 @@ def rollback(
             )
         chosen = [one for one in history.entries if one.version == version]
         return ChampionEntry(
-            number=champion.number + 1,
+            number=history.next_champion_number(),
             version=version,
             created_at=datetime.now(UTC).isoformat(),
             by="rollback",

@@ -169,12 +169,8 @@ class Gate:
 
 def _result_of_champion(history: ModelHistory, champion: ChampionEntry) -> GateResult:
     """What made a version the champion: its promotion, or a rollback to it."""
-    number = champion.version.version
-    _, result = history.what_follows(number)
-    if champion.by != "rollback":
-        decision = history.decisions.get((number, champion.number - 1))
-        result = history.result(decision) if decision else None
-    if result is None:
+    _, result = history.what_follows(champion.version.version)
+    if result is None or (champion.by != "rollback" and result.entry != champion):
         raise CheckpointError(
             f"{champion.version.address} is the champion, and the decision on it is not there any "
             "more"

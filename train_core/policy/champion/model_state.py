@@ -99,12 +99,14 @@ class ModelState:
     def standing(self, version: int) -> Compared | None:
         """The comparison of a version that counts, of those on which the gate has decided.
 
-        The one that a person has rejected, as none counts after that; else the newest one. None if
-        the gate has not decided on the version.
+        The one that a person has rejected, as none counts after that; else that with the present
+        champion, or the newest one. None if the gate has not decided on the version.
         """
         found = sorted(one for one in self.outcomes if one[0] == version)
         rejected = [one for one in found if self.answers.get(one) is False]
-        return next(iter(rejected + found[::-1]), None)
+        # A greater number than the present champion's has one whose entry was deleted.
+        present = [one for one in found if one[1] == self.champion_number]
+        return next(iter(rejected + present + found[::-1]), None)
 
     def next_step(self, version: int) -> NextStep:
         """What follows for a version, while the present champion serves."""
