@@ -141,6 +141,27 @@ def test_what_may_be_in_a_damaged_event_is_not_told_and_all_else_is(storage_url:
     assert history_of(storage_url, promoted).champion == promoted
 
 
+@pytest.mark.promise("faults-in-rows")
+def test_a_version_that_was_kept_is_not_told_if_a_later_event_cannot_be_read(
+    storage_url: str,
+) -> None:
+    """It may be another decision on it, but none before the first."""
+    kept, again = decision(outcome=Outcome.KEEP), decision(champion=1, outcome=Outcome.ASK)
+    other = version(2, "other")
+    history_of(storage_url, other, version(), kept, entry(1, other), again)
+    log = ModelLog(storage_url, MODEL)
+    for number in (1, 2, 5):
+        whole = log.store.read(f"log/{number:08d}.json")
+        log.store.write(f"log/{number:08d}.json", b"x")
+        history = ModelLog(storage_url, MODEL).read()
+        if number == 5:
+            with pytest.raises(CheckpointError, match="log/00000005"):
+                history.newest_result(1)
+        else:
+            assert history.newest_result(1) == history.result(again)
+        log.store.write(f"log/{number:08d}.json", whole)
+
+
 @pytest.mark.promise("one-champion")
 def test_what_was_compared_with_a_champion_whose_entry_is_deleted_is_compared_again(
     storage_url: str,

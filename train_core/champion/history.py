@@ -41,6 +41,8 @@ class Fault:
     """The only version that the document can be about; None: any."""
     champion_number: int | None = None
     """The number of the champion whose entry it is; None: it may be another document."""
+    number: int = 0
+    """Of the event; 0: it is of before the log."""
 
     @property
     def may_be_champion(self) -> bool:
@@ -253,8 +255,10 @@ class ModelHistory:
         Raises CheckpointError or ConfigError if that may be in a document that cannot be read.
         """
         _, result = self.what_follows(version)
+        last = self._places.get(compared(result.decision) if result else version)
+        since = last.number if last else 0
         for fault in self.faults:
-            if fault.version in (None, version) and not (result and _is_final(result)):
+            if fault.version in (None, version) and self._may_tell(fault, since, result):
                 raise fault.error
         return result
 
@@ -275,6 +279,26 @@ class ModelHistory:
             reason=reason,
             data_digest=decision.comparison.data_digest,
             num_rows=decision.comparison.num_rows,
+        )
+
+    def _may_tell(self, fault: Fault, since: int, result: GateResult | None) -> bool:
+        """Whether that document may tell what became of a version after the event `since`."""
+        if since and 0 < fault.number < since:
+            # Whoever recorded that event had read it.
+            return False
+        if result is None:
+            return True
+        is_rejected = result.approval is not None and not result.approval.is_approved
+        if result.entry or is_rejected:
+            return False
+        if result.decision.outcome != Outcome.KEEP:
+            return True
+        # It may be another decision, if another champion was chosen in between.
+        if fault.champion_number is not None:
+            return False
+        return not (since and fault.number) or any(
+            since < one.number < fault.number and isinstance(one.record, ChampionEntry | Fault)
+            for one in self.found
         )
 
     def _records(self) -> Iterator[Record]:
@@ -336,13 +360,6 @@ def check_version(version: ModelVersion, uri: str) -> None:
         )
 
 
-def _is_final(result: GateResult) -> bool:
-    """Whether no other document can be needed to tell what became of the version."""
-    is_rejected = result.approval is not None and not result.approval.is_approved
-    is_kept = result.decision.outcome == Outcome.KEEP
-    return result.entry is not None or is_rejected or is_kept
-
-
 def events_of(record: Record) -> Iterator[Event]:
     """What a record says, for the fold."""
     match record:
@@ -370,7 +387,7 @@ def _on_its_checkpoint(found: Found, versions: dict[int, ModelVersion]) -> Recor
         f"{found.uri} is on another checkpoint than the one that is "
         f"registered as {registered.address}"
     )
-    return Fault(error, version=registered.version)
+    return Fault(error, version=registered.version, number=found.number)
 
 
 def _checkpoint(version: ModelVersion) -> tuple[str, str, str]:

@@ -156,7 +156,7 @@ class ModelLog:
         events = [one for one in in_threads(self._document, numbers) if one]
         for number in others:
             uri = self.store.uri(f"{EVENTS}/{numbered(number)}")
-            events.append(self._found(number, Fault(too_great(uri))))
+            events.append(self._found(number, Fault(too_great(uri), number=number)))
         return events
 
     def _document(self, number: int) -> Found | None:
@@ -167,7 +167,7 @@ class ModelLog:
         except FileNotFoundError:
             return None
         except (CheckpointError, ConfigError) as error:
-            record = Fault(error)
+            record = Fault(error, number=number)
         return self._found(number, record)
 
     def _found(self, number: int, record: Record | Fault) -> Found:
