@@ -27,6 +27,8 @@ from train_core.results import ChampionEntry, GateResult, ModelVersion
 from train_core.storage.addresses import absolute
 from train_core.storage.run_folder import RunFolder
 
+_MAY_BE_CHAMPION = "champion, unless an event that cannot be read names another"
+
 
 class ChampionsCommand(InStorage):
     """Show which version of a registered model was champion when, by which run, and why."""
@@ -46,7 +48,8 @@ class ChampionsCommand(InStorage):
             entries = champions(storage, self.model)
             # An event that cannot be read is seldom one of a champion.
             last = next((one for one in reversed(entries) if one.number is not None), None)
-            rows = [_champion_row(one, is_last=one is last) for one in entries]
+            now = "champion" if entries and entries[-1] is last else _MAY_BE_CHAMPION
+            rows = [_champion_row(one, now if one is last else "replaced") for one in entries]
         print_rows(rows, as_json=self.as_json, empty=f"{self.model} has no champion yet")
 
 
@@ -133,7 +136,7 @@ class ApproveCommand(_ChangeCommand):
         )
 
 
-def _champion_row(entry: ChampionEntry | Unreadable, *, is_last: bool) -> Row:
+def _champion_row(entry: ChampionEntry | Unreadable, status: str) -> Row:
     if isinstance(entry, Unreadable):
         return {"number": entry.number, "status": f"cannot be read: {entry.fault}"}
     return {
@@ -144,7 +147,7 @@ def _champion_row(entry: ChampionEntry | Unreadable, *, is_last: bool) -> Row:
         "checkpoint": entry.version.checkpoint,
         "by": entry.by if entry.by != "rollback" else f"rollback ({entry.decided_by})",
         "why": entry.reason,
-        "status": "champion" if is_last else "replaced",
+        "status": status,
     }
 
 
