@@ -239,7 +239,7 @@ class ChampionEntry(Result):
     created_at: str
     by: Literal["gate", "approval", "rollback"]
     decided_by: str
-    """`<run>/decisions/…`: the decision; of a rollback, who asked for it."""
+    """The key of the decision in the storage; of a rollback, who asked for it."""
     reason: str
     data_digest: str = ""
     """Of the split on which it was chosen."""

@@ -4,7 +4,7 @@ A suspended flow run occupies no process, and survives a restart of worker and s
 resumed, a worker runs the flow again from its beginning: what is finished is not done twice, so it
 comes back here, and Prefect hands over the answer. Only a deployment's flow run can be suspended;
 after any other, `evertrain approve` gives the answer. It may do so here, too, and resumes the flow
-run then (`following.py`): an answer in the run folder comes before one in the form.
+run then (`following.py`): an answer in the model's log comes before one in the form.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ SEE_RUN_FOLDER = {
     "person": "evertrain approve",
     "reason": "the answer is in the run folder",
 }
-"""What is filled in where a command has answered. It is no answer itself: one who finds none in the
-run folder, as that of a run of the same name in another storage, asks again."""
+"""What is filled in where a command has answered: the answer itself is in the model's log.
+
+Whoever finds none there, as a run of the same name in another storage, asks again. The reason says
+"run folder", as flow runs have it that earlier versions resumed.
+"""
 
 
 class ApprovalInput(RunInput):

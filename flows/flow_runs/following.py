@@ -1,6 +1,6 @@
 """Flow runs that are suspended until a person has answered follow an answer that a command gave.
 
-They are resumed: a worker runs the flow again, which finds the answer in the run folder. The
+They are resumed: a worker runs the flow again, which finds the answer in the model's log. The
 command `evertrain approve` does that; if it does not reach Prefect's server, the next flow run
 there does.
 """
@@ -49,7 +49,7 @@ def resume_answered(client: SyncPrefectClient, storage: str, run: str = "") -> l
     followed = []
     for one in shown:
         if _has_answer(one, storage):
-            # What the form would have said: the flow looks for the answer in the run folder first.
+            # What the form would have said: the flow looks for the answer in the model's log first.
             answer = client.resume_flow_run(one.id, run_input=SEE_RUN_FOLDER)
             if answer.status == SetStateStatus.ACCEPT:
                 followed.append(one.name)

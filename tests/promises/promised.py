@@ -43,7 +43,7 @@ PROMISES: dict[str, dict[str, str]] = {
         "gate-rules": "A version becomes champion by the rules of this page alone, and a person is "
         "asked only about what could become champion, or cannot be compared.",
         "gate-evidence": "What was decided, why, and all that was measured of both models are in "
-        "the run folder, the report, the terminal, Prefect and MLflow.",
+        "the model's log, the report, the terminal, Prefect and MLflow.",
         "gate-rows": "Both models score the same rows with the bits of an evaluation, and the "
         "metric of any choice of rows is that metric, and no mean of rows; one that does not add "
         "up by rows is refused.",

@@ -318,7 +318,7 @@ def number_of(name: str) -> int | None:
 
 
 def registered_name(number: int) -> str:
-    """The name of what a run has of the event of that number, which registers a version of it."""
+    """The name of a run's note that the event of this number registers one of its checkpoints."""
     return f"registered-{numbered(number)}"
 
 
