@@ -391,8 +391,8 @@ def test_a_run_that_needs_approval_waits_for_it(gated: Gated, tmp_path: Path) ->
         assert f"models:/Digits/{version} waits for approval" in " ".join(printed.split())
         given = ("--reason", "looked at it", "--by", "ann", *answer)
         said = place.said("approve", MODEL, str(version), *given)
-        word = "is rejected by ann" if answer else "became champion: approved by ann"
-        assert f'models:/Digits/{version} {word} ("looked at it"): accuracy ' in said
+        word = "is rejected" if answer else "became champion in place of models:/Digits/3: approved"
+        assert f'models:/Digits/{version} {word} by ann ("looked at it"): accuracy ' in said
         rows = json.loads(place.run("champions", MODEL, "--versions", "--json").stdout)
         assert {row["run"]: row["status"] for row in rows}[run] == status
         with mlflow_client(place.tracking_uri) as client:
