@@ -313,7 +313,10 @@ class Mortal(Tiny):
 
 
 class Terminated(Tiny):
-    """The last rank of the first attempt gets SIGTERM after step 4; then steps take a while."""
+    """The last rank of the first attempt gets SIGTERM after step 7; then steps take a while.
+
+    By then the checkpoint of the first validation is known to be committed.
+    """
 
     @property
     def is_mortal(self) -> bool:
@@ -321,12 +324,12 @@ class Terminated(Tiny):
 
     def after_step(self, model: nn.Module, step: int) -> None:
         super().after_step(model, step)
-        if dist.is_initialized() and step >= 4:
+        if dist.is_initialized() and step >= 7:
             got = Path(self.settings.scratch, f"got-sigterm-{dist.get_rank()}")
             if self.is_mortal and not got.exists():
                 got.write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.6)
+            time.sleep(1.2)
 
 
 class AllTerminated(Terminated):
