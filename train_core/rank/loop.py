@@ -158,7 +158,8 @@ class Trainer:
         a validation is on its way.
         """
         has_stepped = self._at is not _At.BEFORE and self.progress.step > self._began_at
-        return has_stepped and self.checkpointer.validated is None
+        is_on_its_way = self.checkpointer.validated is not None and self.checkpointer.is_busy
+        return has_stepped and not is_on_its_way
 
     def run(self) -> Progress:
         """Train to the end, from the newest good checkpoint if there is one.

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -70,6 +70,22 @@ class WatchedTrainer(Trainer):
         self.checkpointer.__class__ = WatchedCheckpointer
 
 
+class HandingOver(WatchedTrainer):
+    """Notes after each step whether it could be replaced."""
+
+    can: ClassVar[list[bool]] = []
+
+    def step(self) -> None:
+        super().step()
+        self.can.append(self.can_hand_over)
+
+
+class HandingOverWhatIsStored(HandingOver):
+    def step(self) -> None:
+        self.checkpointer.wait()
+        super().step()
+
+
 def prepared(storage_url: str, store: type[Store], **config: Any) -> tuple[RunFolder, TrainConfig]:
     """A run of five steps with a validation after the last one."""
     given: dict[str, Any] = {"workload": "tests.rank.tiny:Tiny", "batch_size": 32}
@@ -101,6 +117,20 @@ def test_skip_leaves_out_what_comes_too_early_and_counts_it(storage_url: str) ->
     # What happened after a step is told with the next one.
     skipped = {step: entry.rates.get("checkpoint/skipped", 0) for step, entry in entries.items()}
     assert skipped == {1: 0, 2: 0, 3: 1, 4: 1, 5: 1}
+
+
+@pytest.mark.promise("sigterm-of-a-worker")
+@pytest.mark.parametrize(
+    ("trainer", "after_the_validation"), [(HandingOver, False), (HandingOverWhatIsStored, True)]
+)
+def test_a_rank_hands_over_unless_a_checkpoint_with_a_validation_is_on_its_way(
+    tmp_path: Path, trainer: type[HandingOver], *, after_the_validation: bool
+) -> None:
+    config = {"checkpoint_every_steps": 0, "epochs": 2}
+    trainer.can.clear()
+    trained(*prepared(str(tmp_path), SlowStore, **config), trainer)
+    # The fifth step ends the first epoch.
+    assert trainer.can == [True] * 5 + [after_the_validation] * 5
 
 
 def test_skip_never_leaves_out_the_last_one(storage_url: str) -> None:
