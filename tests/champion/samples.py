@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from train_core.champion.history import ModelHistory, Record, version_of
+from train_core.champion.history import ModelHistory
 from train_core.champion.log import ModelLog
+from train_core.champion.records import Record, version_of
 from train_core.policy.champion.gate_decision import Evidence, Outcome, Score
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.results import (

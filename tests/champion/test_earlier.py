@@ -21,8 +21,9 @@ from tests.champion.samples import (
 from tests.champion.test_log import TornStore
 from tests.storage.samples import damaged
 from train_core.champion.earlier import read_earlier
-from train_core.champion.history import ModelHistory, Record
+from train_core.champion.history import ModelHistory
 from train_core.champion.log import ModelLog
+from train_core.champion.records import Record
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_state import NextStep

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.champion.samples import MODEL, add_events, approval, decision, entry, version
-from train_core.champion.history import ModelHistory, Record
+from train_core.champion.history import ModelHistory
 from train_core.champion.log import ModelLog
+from train_core.champion.records import Record
 from train_core.errors import CheckpointError
 from train_core.policy.champion.gate_decision import Evidence, Improvement, Outcome, Score
 from train_core.policy.champion.model_state import NextStep

@@ -25,8 +25,9 @@ from tests.champion.samples import (
 )
 from tests.storage.doubles.faulty_store import FaultyStore
 from tests.storage.samples import damaged
-from train_core.champion.history import Fault, ModelHistory
+from train_core.champion.history import ModelHistory
 from train_core.champion.log import ModelLog, registered_models
+from train_core.champion.records import Fault
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import ModelAddress

@@ -21,8 +21,9 @@ from tests.champion.samples import (
     write_earlier,
 )
 from tests.storage.samples import commit, manifest, record
-from train_core.champion.history import ModelHistory, Record
+from train_core.champion.history import ModelHistory
 from train_core.champion.log import Judge, ModelLog
+from train_core.champion.records import Record
 from train_core.client import champions
 from train_core.client.runs import delete_run, prune_run
 from train_core.errors import CheckpointError, ConfigError

@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 from tests.champion.samples import MODEL, decision, write_earlier
 from tests.policy.champion.test_model_state import check_answers, check_champions
 from tests.storage.samples import commit, record
-from train_core.champion.history import Fault, ModelHistory, Record, events_of
+from train_core.champion.history import ModelHistory
 from train_core.champion.log import Judge, ModelLog
+from train_core.champion.records import Fault, Record, events_of
 from train_core.client import champions
 from train_core.driver import gate_stages
 from train_core.driver.held_run import HeldRun

@@ -226,8 +226,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "step, else new ones begin at the newest checkpoint; a worker that dies while it evaluates "
         "or infers is replaced.",
         "sigterm-of-a-worker": "A worker that gets SIGTERM, as of an evicted pod, is replaced: on "
-        "one machine and CPUs the others train on after their last step; else, if all got it, or if "
-        "they would lose a step, the training goes on from a checkpoint that it saves first.",
+        "one machine and CPUs the others train on after their last step; else, if all got it, or "
+        "if they would lose a step, the training goes on from a checkpoint that it saves first.",
         "three-restarts": "After three restarts in a row without a new checkpoint, or a step that "
         "survivors keep beyond all before, the run fails, with the last cause; either resets the "
         "count.",

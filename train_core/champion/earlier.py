@@ -18,13 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from train_core.champion.history import (
-    Fault,
-    Found,
-    Record,
-    check_version,
-    is_answer_to,
-)
+from train_core.champion.records import Fault, Found, Record, check_version, is_answer_to
 from train_core.errors import CheckpointError, ConfigError
 from train_core.results import Approval, ChampionEntry, Decision, ModelVersion, Result
 from train_core.storage.committed import in_threads

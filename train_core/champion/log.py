@@ -16,14 +16,8 @@ from typing import Annotated, Literal
 from pydantic import Field, RootModel
 
 from train_core.champion.earlier import Earlier, close, numbers_of, read_earlier, too_great
-from train_core.champion.history import (
-    Fault,
-    Found,
-    ModelHistory,
-    Record,
-    check_version,
-    version_of,
-)
+from train_core.champion.history import ModelHistory
+from train_core.champion.records import Fault, Found, Record, check_version, version_of
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.champion.model_names import check_model_name, is_model_name
 from train_core.results import Approval, ChampionEntry, Decision, ModelVersion, Result

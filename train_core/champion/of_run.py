@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from train_core.champion.earlier import read_earlier_of_run
-from train_core.champion.history import Fault, ModelHistory
+from train_core.champion.history import ModelHistory
 from train_core.champion.log import ModelLog
+from train_core.champion.records import Fault
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import is_model_name
 from train_core.results import GateResult, ModelVersion

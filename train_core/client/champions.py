@@ -9,8 +9,9 @@ from __future__ import annotations
 import getpass
 from datetime import UTC, datetime
 
-from train_core.champion.history import Fault, ModelHistory
+from train_core.champion.history import ModelHistory
 from train_core.champion.log import ModelLog, registered_models
+from train_core.champion.records import Fault
 from train_core.client.isolated import isolated_call
 from train_core.entry_points import SHOW_ALIASES, SHOW_GATE
 from train_core.errors import CheckpointError, ConfigError

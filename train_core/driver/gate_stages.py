@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from train_core.champion.history import ModelHistory, is_answer_to
+from train_core.champion.history import ModelHistory
 from train_core.champion.log import ModelLog
+from train_core.champion.records import is_answer_to
 from train_core.cluster.pool import WorkerPool
 from train_core.config import TrainConfig
 from train_core.driver.held_run import HeldRun

@@ -14,8 +14,9 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
-from train_core.champion.history import Fault, ModelHistory
+from train_core.champion.history import ModelHistory
 from train_core.champion.log import ModelLog
+from train_core.champion.records import Fault
 from train_core.errors import CheckpointError, ConfigError, TrackingError
 from train_core.policy.champion.model_names import CHALLENGER, CHAMPION
 from train_core.results import GateResult, ModelVersion
