@@ -89,7 +89,7 @@ def test_the_log_of_a_model_creates_documents_in_its_folder_and_changes_no_other
     ]
     assert sorted(found) == [
         ("earlier.py", "store.create(f'{log}/{numbered(number)}', _CLOSING)"),
-        ("log.py", "self.store.create(key, with_checksum(_event(number, made)))"),
+        ("log.py", "self.store.create(key, with_checksum(_Document.of(number, made)))"),
     ]
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, RootModel
+from pydantic import Field, ValidationInfo, field_validator
 
 from train_core.champion.earlier import Earlier, close, numbers_of, read_earlier, too_great
 from train_core.champion.history import ModelHistory
@@ -30,41 +30,53 @@ Judge = Callable[[ModelHistory], Record | None]
 """What to record after this history; None: nothing."""
 
 
-class _Numbered(Result):
+_RECORDS: dict[str, type[Record]] = {
+    "registered": ModelVersion,
+    "decided": Decision,
+    "answered": Approval,
+    "promoted": ChampionEntry,
+    "rolled_back": ChampionEntry,
+}
+"""What the events record, by their names."""
+
+
+class _Document(Result):
+    """An event as it is stored."""
+
     format: Literal[1] = 1
     number: int = Field(ge=1)
+    event: str
+    record: Record
+
+    @classmethod
+    def of(cls, number: int, record: Record) -> Self:
+        """The event of that number which records this."""
+        return cls(number=number, event=_event_of(record), record=record)
+
+    @field_validator("record", mode="before")
+    @classmethod
+    def _as_named(cls, record: Any, info: ValidationInfo) -> Any:
+        """Records share fields: the event's name says which one it is."""
+        name = info.data.get("event")
+        if name not in _RECORDS:
+            raise ValueError(f"there is no event {name!r}")
+        found = _RECORDS[name].model_validate(record)
+        if _event_of(found) != name:
+            raise ValueError(f"it records what was {_event_of(found)}")
+        return found
 
 
-class _Registered(_Numbered):
-    event: Literal["registered"] = "registered"
-    record: ModelVersion
-
-
-class _Decided(_Numbered):
-    event: Literal["decided"] = "decided"
-    record: Decision
-
-
-class _Answered(_Numbered):
-    event: Literal["answered"] = "answered"
-    record: Approval
-
-
-class _Promoted(_Numbered):
-    event: Literal["promoted"] = "promoted"
-    record: ChampionEntry
-
-
-class _RolledBack(_Numbered):
-    event: Literal["rolled_back"] = "rolled_back"
-    record: ChampionEntry
-
-
-_Event = _Registered | _Decided | _Answered | _Promoted | _RolledBack
-
-
-class _Document(RootModel[Annotated[_Event, Field(discriminator="event")]]):
-    """An event as it is stored."""
+def _event_of(record: Record) -> str:
+    """The name of the event that records this."""
+    match record:
+        case ModelVersion():
+            return "registered"
+        case Decision():
+            return "decided"
+        case Approval():
+            return "answered"
+        case ChampionEntry():
+            return "rolled_back" if record.by == "rollback" else "promoted"
 
 
 class ModelLog:
@@ -104,7 +116,7 @@ class ModelLog:
                 if close(self.store, earlier):
                     continue  # and look whether an older evertrain was faster
                 check_version(version_of(made), self.store.uri(key))
-                self.store.create(key, with_checksum(_event(number, made)))
+                self.store.create(key, with_checksum(_Document.of(number, made)))
             except FileExistsError:
                 continue
             self._known[number] = made
@@ -172,31 +184,16 @@ class ModelLog:
         key = f"{EVENTS}/{numbered(number)}"
         what = "an event of a registered model"
         document, _ = read_document(self.store, _Document, key, what, has_checksum=True)
-        event, uri = document.root, self.store.uri(key)
-        version = version_of(event.record)
-        if (version.model, event.number) != (self.model, number):
+        version, uri = version_of(document.record), self.store.uri(key)
+        if (version.model, document.number) != (self.model, number):
             raise CheckpointError(
-                f"{uri} is that of number {event.number} of {version.model!r}: it was renamed"
+                f"{uri} is that of number {document.number} of {version.model!r}: it was renamed"
             )
         check_version(version, uri)
-        return event.record
+        return document.record
 
     def _numbers(self, first: int = 1) -> tuple[list[int], list[int]]:
         return numbers_of(self.store.names(EVENTS), first)
-
-
-def _event(number: int, record: Record) -> _Event:
-    match record:
-        case ModelVersion():
-            return _Registered(number=number, record=record)
-        case Decision():
-            return _Decided(number=number, record=record)
-        case Approval():
-            return _Answered(number=number, record=record)
-        case ChampionEntry(by="rollback"):
-            return _RolledBack(number=number, record=record)
-        case ChampionEntry():
-            return _Promoted(number=number, record=record)
 
 
 def registered_models(storage: str) -> list[str]:
