@@ -15,7 +15,7 @@ from ray.exceptions import OutOfMemoryError
 from train_core import TrainConfig
 from train_core.cluster.resources import available_memory_bytes
 from train_core.cluster.slots import Layout, Slots
-from train_core.cluster.spares import SpareKeeper, Spares
+from train_core.cluster.spares import SpareKeeper, SpareRules
 from train_core.timing import TIMING
 
 pytestmark = [pytest.mark.usefixtures("process_ray"), pytest.mark.timeout(180)]
@@ -65,8 +65,8 @@ def wait_for_its_worker(slots: Slots) -> None:
     ray.get(slots.workers[0].run.remote(f"{HERE}:pid", ()), timeout=60)
 
 
-def wanted(mark: Path, number: int | None = 1, left_s: float | None = None) -> Spares:
-    return Spares(number, f"{HERE}:note_pid", (str(mark),), lambda: left_s)
+def wanted(mark: Path, number: int | None = 1, left_s: float | None = None) -> SpareRules:
+    return SpareRules(number, f"{HERE}:note_pid", (str(mark),), lambda: left_s)
 
 
 @pytest.mark.parametrize(

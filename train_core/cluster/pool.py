@@ -27,7 +27,7 @@ from train_core.cluster.outcomes import (
 from train_core.cluster.rank_order import Rank, assign_ranks
 from train_core.cluster.scaling import within_room
 from train_core.cluster.slots import Layout, Slots
-from train_core.cluster.spares import SpareKeeper, Spares
+from train_core.cluster.spares import SpareKeeper, SpareRules
 from train_core.cluster.worker_calls import Calls
 from train_core.cluster.worker_process import Actor
 from train_core.config import TrainConfig
@@ -60,7 +60,7 @@ class WorkerPool:
         self._changing = threading.RLock()
         self._has_ended = False
         self._has_replaced = False
-        self._spares = SpareKeeper(timing)
+        self._spare_keeper = SpareKeeper(timing)
         self.workers_ready_at = 0.0
         """When the last of the first workers had started, in seconds since 1970; 0: not yet."""
 
@@ -149,7 +149,7 @@ class WorkerPool:
         check: Callable[[], None],
         end_others: Callable[[Mapping[int, Outcome]], bool] = lambda _: False,
         cut_off: Callable[[], None] = lambda: None,
-        spares: Spares | None = None,
+        spares: SpareRules | None = None,
         leaving: Callable[[], Collection[int]] = tuple,
     ) -> dict[int, Outcome]:
         """Run `module:name` on all workers, as the ranks of one process group.
@@ -170,7 +170,7 @@ class WorkerPool:
             for slot, worker, rank in ranks:
                 worker.set_up.remote(f"rank {rank.rank}", rank.environment())
                 calls.add(slot, worker, worker.run.remote(function, arguments(rank)))
-            self._spares.begin(has_lost_worker=self._has_replaced)
+            self._spare_keeper.begin(has_lost_worker=self._has_replaced)
 
             def each_second() -> None:
                 for number in leaving():
@@ -187,17 +187,17 @@ class WorkerPool:
                 slots.end_spares()
             return outcomes
 
-    def _keep_spares(self, slots: Slots, wanted: Spares | None) -> None:
+    def _keep_spares(self, slots: Slots, wanted: SpareRules | None) -> None:
         """Start what is missing of the spares that are wanted, if it is time."""
         if wanted is None:
             return
         try:
-            self._spares.keep(slots, wanted)
+            self._spare_keeper.keep(slots, wanted)
         except RayError as error:
             # A worker died, or Ray did, which the ranks' calls tell.
             _log.debug("a spare was not started: %s", error)
         except Exception as error:  # noqa: BLE001 (the training needs no spare)
-            self._spares.give_up()
+            self._spare_keeper.give_up()
             _log.warning("no spare is started: %s: %s", type(error).__name__, error)
 
     def map(

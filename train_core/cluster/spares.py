@@ -19,7 +19,7 @@ _log = logging.getLogger("train_core.driver")
 
 
 @dataclass(frozen=True)
-class Spares:
+class SpareRules:
     """The spares that an attempt is to have, and what each calls as it begins."""
 
     number: int | None
@@ -52,7 +52,7 @@ class SpareKeeper:
         """Start no more in this attempt."""
         self._is_due_at = float("inf")
 
-    def keep(self, slots: Slots, wanted: Spares) -> None:
+    def keep(self, slots: Slots, wanted: SpareRules) -> None:
         """Start a spare if one is missing, and it is time."""
         for error in slots.dead_spares():
             _log.debug("a spare died: %s", error)
@@ -71,7 +71,7 @@ class SpareKeeper:
             self._is_due_at = time.monotonic() + self._timing.spare_after_s
         _log.info("a spare is started, for the place of a worker that dies")
 
-    def _why_not(self, slots: Slots, wanted: Spares) -> str:
+    def _why_not(self, slots: Slots, wanted: SpareRules) -> str:
         """Why no spare is started; empty: one is."""
         if self._has_run_out_of_memory:
             return "one was ended as there was no memory left"

@@ -19,7 +19,7 @@ from train_core.cluster.rank_order import Rank
 from train_core.cluster.resources import drained_under_workers
 from train_core.cluster.runtime import driver_host
 from train_core.cluster.scaling import ClusterWatch, number_of_workers, room_for
-from train_core.cluster.spares import Spares
+from train_core.cluster.spares import SpareRules
 from train_core.config import LOCAL, TrainConfig
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.entry_points import PREPARE, TRAIN
@@ -166,12 +166,12 @@ class _Leaving:
         return self._seen if self._seen == before else ()
 
 
-def _spares(attempt: Attempt, config: TrainConfig) -> Spares | None:
+def _spares(attempt: Attempt, config: TrainConfig) -> SpareRules | None:
     """The spares that the attempt is to have."""
     if not config.goes_on_in_place:
         return None
     folder = attempt.folder.with_retries(SHORT)
-    return Spares(config.spares, PREPARE, (folder.url, config), partial(_left_s, folder))
+    return SpareRules(config.spares, PREPARE, (folder.url, config), partial(_left_s, folder))
 
 
 def _left_s(folder: RunFolder) -> float | None:
