@@ -146,6 +146,11 @@ class StopTiming:
     """Seconds of `grace_s` kept for ending when saving failed; at most half of it."""
     close_s: float = 0.5
     """How long a rank that gave up saving waits for each thread that a storage blocks."""
+    leave_s: float = 1.5
+    """The same for a rank that leaves an attempt that another one's death has broken.
+
+    It leaves the rest of `ClusterTiming.leave_s` for all else.
+    """
 
     def time_to_save_s(self, grace_s: float) -> float:
         """How long after a request to end the ranks try to save."""

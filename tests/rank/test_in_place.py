@@ -278,6 +278,17 @@ def test_a_survivor_whose_storage_hangs_is_replaced(
     assert [was == now for was, now in zip(before, after, strict=True)] == [False, False, True]
 
 
+def test_the_only_survivor_has_time_to_end_what_it_stores(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    # All its files would take longer than it has; the first one does not.
+    kills = {1: [kill(0, "slow_in_file", 4), kill(1, "before_step", 4)]}
+    found = Trained(tmp_path, kills, num_workers=2)
+    assert found.digest == undisturbed("tiny")
+    assert found.steps_lost == [0]
+    assert found.pids[0][0] == found.pids[1][0]
+
+
 class AwayStore(Store):
     """Cannot be reached for a second from the moment on that a test says."""
 

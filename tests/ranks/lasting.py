@@ -19,6 +19,7 @@ from tests.ranks.processes import PROCESSES
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.errors import AttemptLostError
 from train_core.policy.restarts import Ended
+from train_core.rank.distributed.earlier_commit import post_earlier
 from train_core.rank.distributed.rendezvous import LOOPBACK, RendezvousStore
 from train_core.rank.distributed.stop_requests import LOST, post_stop
 
@@ -71,6 +72,7 @@ class LastingProcesses:
         """Run the ranks; those that have ended stay for the next attempt."""
         store, group = RendezvousStore(LOOPBACK), f"{attempt.folder.name}/{attempt.number}"
         attempt.requests.send_by(lambda request: post_stop(store, group, request))
+        post_earlier(store, group, attempt.earlier)
         workers = attempt.config.num_workers
         while len(self._processes) < workers:
             self._processes.append(self._start())

@@ -72,7 +72,8 @@ class Fault:
 class MortalStore(Store):
     """`in_file`: half of a checkpoint's file is there; `between_files`: one file is.
 
-    `stuck_in_file`: the storage takes none of it, and does not say so.
+    `stuck_in_file`: the storage takes none of it, and does not say so; `slow_in_file`: it takes a
+    while, less than a rank has to leave an attempt.
     `stop_in_delete`: all that has to be looked at before a checkpoint is deleted was.
     """
 
@@ -88,6 +89,8 @@ class MortalStore(Store):
     def put(self, key: str, data: memoryview) -> str:
         name = CheckpointName.parse(key.split("/")[1])
         assert name, f"{key} is no file of a checkpoint"
+        if self.folder.fault.is_at("slow_in_file", name.step):
+            time.sleep(0.8)
         while self.folder.fault.is_at("stuck_in_file", name.step):
             time.sleep(60)
         if self.folder.fault.is_at("in_file", name.step):

@@ -19,7 +19,7 @@ from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.orphans import find_orphans
 from train_core.storage.committed import scan
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.fence_list import read_fence_list, write_fence_list
+from train_core.storage.coordination.fence_list import Fence, read_fence_list, write_fence_list
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
 from train_core.storage.records.documents import LARGEST_NUMBER, with_checksum
@@ -105,7 +105,7 @@ def test_leases_are_found_and_not_counted(tmp_path: Path, attempt: int) -> None:
     folder.store.write(f"lease/{LeaseName(attempt)}", dead.model_dump_json().encode())
     write_fence_list(folder.store, 1, [])
     begun = time.monotonic()
-    assert read_fence_list(folder.store) == (1, frozenset())
+    assert read_fence_list(folder.store) == Fence(1)
     assert [one.name for one in folder.checkpoints()] == [good]
     assert lease.newest_attempt(folder.store) == attempt
     assert [one.key for one in find_orphans(folder, attempt + 1)] == []

@@ -10,6 +10,7 @@ moments at which a run was interrupted leave no trace in its numbers. Strategy f
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from enum import Enum
@@ -51,7 +52,7 @@ from train_core.rank.step_metrics import TrainRecords
 from train_core.rank.validation import validate
 from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.records.run_record import NEWEST_STEP_RULES
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.timing import TIMING, Timing
 from train_core.workload import Batch
@@ -78,7 +79,8 @@ class Trainer:
 
     `loaded` is what it trains, if not what the run recorded; `stop_source` says whether it shall
     stop, if not the run folder. `memory` has what this process kept of the attempt before, and what
-    it keeps of this one.
+    it keeps of this one. `earlier` waits, on rank 0, for the newest commit of earlier
+    attempts; only a trainer with a memory needs it.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Trainer:
         loaded: LoadedWorkload | None = None,
         stop_source: StopSource | None = None,
         memory: Memory | None = None,
+        earlier: Callable[[], Commit | None] = lambda: None,
         timing: Timing = TIMING,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
@@ -105,6 +108,7 @@ class Trainer:
         self._is_left = False
         """Whether this rank leaves an attempt that another one's end has broken."""
         self._memory = memory or Memory()
+        self._earlier = earlier
         self.loaded = loaded or self._memory.load(folder, config)
         self.loaded.check()
         workload, train_set = self.loaded.workload, self.loaded.train_set
@@ -217,9 +221,12 @@ class Trainer:
     def close(self) -> None:
         """End all threads and processes."""
         self.watchdog.rest()
-        # The other survivors do not wait for what this rank still stores.
-        is_hurried = self._is_left or not self.has_saved
-        timeout_s = self._timing.stopping.close_s if is_hurried else None
+        timeout_s, stopping = None, self._timing.stopping
+        if not self.has_saved:
+            timeout_s = stopping.close_s
+        elif self._is_left:
+            # The other survivors wait no longer for what this rank still stores.
+            timeout_s = stopping.leave_s
         with ExitStack() as last_first:
             last_first.callback(self.loader.close, at_once=self._is_left)
             last_first.callback(self.learner.close)
@@ -229,7 +236,11 @@ class Trainer:
 
     def restore(self) -> None:
         """Go on from what the ranks have kept, or from the newest good checkpoint."""
-        kept = self.checkpointer.restore_kept(self._memory.kept)
+        kept = None
+        if self._is_kept_for_more:
+            # Also where nobody has kept anything: what is read next counts from here on.
+            earlier = self.group.call_on_rank0(self._earlier)
+            kept = self.checkpointer.restore_kept(self._memory.kept, earlier)
         if not kept:
             self.checkpointer.restore(self.learner.assembly)
         checkpoint = self.checkpointer.newest

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -16,6 +16,7 @@ from train_core.config import TrainConfig
 from train_core.errors import AttemptLostError, EvertrainError, UserCodeError, words_of
 from train_core.inside import was_terminated
 from train_core.quick_imports import import_for_optimizers
+from train_core.rank.distributed.earlier_commit import wait_for_earlier
 from train_core.rank.distributed.group import (
     Group,
     follows_from_another_end,
@@ -112,7 +113,15 @@ def _train(
             return memory is not None and trainer is not None and trainer.can_hand_over
 
         source = PostedByDriver(own, can_hand_over)
-        trainer = made_by(folder, config, attempt, group, stop_source=source, memory=memory)
+        trainer = made_by(
+            folder,
+            config,
+            attempt,
+            group,
+            stop_source=source,
+            memory=memory,
+            earlier=partial(wait_for_earlier, own),
+        )
         # The workload's module is imported once in a process, and may have set them.
         _MEMORY.modes = _MEMORY.modes or Modes.current()
         try:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.metric_names import VALIDATION, is_of
-from train_core.storage.coordination.fence_list import read_fence_list
+from train_core.storage.coordination.fence_list import Fence, read_fence_list
 from train_core.storage.objects.store import Store
 from train_core.storage.records.manifest import (
     CheckpointManifest,
@@ -121,12 +121,13 @@ class Scan:
             raise ConfigError(reason)
 
 
-def scan(store: Store, only: CheckpointName | None = None) -> Scan:
+def scan(store: Store, only: CheckpointName | None = None, fence: Fence | None = None) -> Scan:
     """Find the checkpoints of a run, or `only` one, by a listing, and read their manifests.
 
-    Raises CheckpointError if the fence list cannot be read.
+    `fence` is the newest fence list, if it was read already. Raises CheckpointError if it cannot be
+    read.
     """
-    fenced_by, listed = read_fence_list(store)
+    fence = fence or read_fence_list(store)
     found = Scan()
     committed = []
     for name, below in sorted(_folders(store).items()):
@@ -136,7 +137,7 @@ def scan(store: Store, only: CheckpointName | None = None) -> Scan:
             found.quarantined.append(name)
         elif MANIFEST_JSON not in below:
             found.uncommitted.append(name)
-        elif name.attempt < fenced_by and str(name) not in listed:
+        elif fence.excludes(name):
             found.late.append(name)
         else:
             committed.append(name)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from train_core.errors import StorageError
 from train_core.results import ModelVersion
-from train_core.storage.committed import quarantined_names
+from train_core.storage.committed import Scan, scan
 from train_core.storage.coordination import deletion_notices, lease
 from train_core.storage.coordination.fence_list import read_fence_list, write_fence_list
 from train_core.storage.objects.digest_algorithm import digest_of
@@ -239,7 +239,7 @@ def begin_attempt(
     try:
         # There may be many manifests to read, from far away.
         with lease.alive(held):
-            _fence_off_earlier_attempts(folder, held)
+            fence_off_earlier_attempts(folder, held)
     except BaseException:
         with suppress(StorageError):
             held.release()
@@ -247,31 +247,36 @@ def begin_attempt(
     return held
 
 
-def next_attempt(folder: RunFolder, held: lease.Lease) -> None:
-    """Begin the lease holder's next attempt, as `begin_attempt` does.
+def next_attempt(folder: RunFolder, held: lease.Lease) -> Commit | None:
+    """Begin the lease holder's next attempt, as `begin_attempt` does; the newest commit.
 
     Raises FencedError if somebody else has taken the run.
     """
     held.advance()
-    _fence_off_earlier_attempts(folder, held)
+    newest = fence_off_earlier_attempts(folder, held)
+    held.release_earlier()
+    return newest
 
 
-def _fence_off_earlier_attempts(folder: RunFolder, held: lease.Lease) -> None:
+def fence_off_earlier_attempts(folder: RunFolder, held: lease.Lease) -> Commit | None:
+    """List what attempts before the lease holder's have committed: what they do later is ignored.
+
+    Gives the newest of it. Raises as `quarantine_damaged`.
+    """
     # A fenced driver may still carry out deletions that it had decided: nobody shall rely on those
     # checkpoints.
     for name in deletion_notices.decided(folder.store):
         with deletion_notices.deleting(folder.store, name, held.attempt, is_decided=True):
             RunWriter(folder, held.attempt).delete_checkpoint(name)
-    fenced_by, listed = read_fence_list(folder.store)
-    counting = [one.name for one in quarantine_damaged(folder)]
+    fence = read_fence_list(folder.store)
+    found = scan(folder.store, fence=fence)
+    _quarantine_damaged(folder, found)
+    counting = [one.name for one in found.good]
     # One whose quarantine is lifted counts again.
-    counting += [
-        name
-        for name in quarantined_names(folder.store)
-        if name.attempt >= fenced_by or str(name) in listed
-    ]
+    counting += [name for name in (*found.quarantined, *found.damaged) if not fence.excludes(name)]
     earlier = sorted(name for name in counting if name.attempt < held.attempt)
     write_fence_list(folder.store, held.attempt, earlier)
+    return found.newest
 
 
 def quarantine(folder: RunFolder, name: CheckpointName, reason: str) -> None:
@@ -291,7 +296,11 @@ def quarantine_damaged(folder: RunFolder) -> list[Commit]:
     Raises ConfigError if a newer evertrain committed one.
     """
     found = folder.scan()
+    _quarantine_damaged(folder, found)
+    return found.good
+
+
+def _quarantine_damaged(folder: RunFolder, found: Scan) -> None:
     found.refuse_newer()
     for name, reason in found.damaged.items():
         quarantine(folder, name, reason)
-    return found.good

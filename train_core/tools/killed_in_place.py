@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from train_core.config import LOCAL, TrainConfig
 from train_core.entry_points import KILLED_IN_PLACE_RANK
 from train_core.errors import AttemptLostError, StageError
 from train_core.inside import environment_of
+from train_core.rank.distributed.earlier_commit import post_earlier
 from train_core.rank.distributed.group import Group
 from train_core.rank.distributed.rendezvous import (
     LOOPBACK,
@@ -34,7 +36,7 @@ from train_core.rank.distributed.rendezvous import (
 )
 from train_core.rank.training import train
 from train_core.requests import StandaloneTask, died_mark
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import begin_attempt, create_run, next_attempt
 from train_core.tools.standalone import StandaloneTrainer, record_of, run_as_rank, with_epochs
 
@@ -57,18 +59,32 @@ def train_in_place(task: StandaloneTask, task_file: Path, on_poll: Callable[[], 
     store = RendezvousStore(LOOPBACK)
     held = begin_attempt(folder)
     try:
-        store.post(_ATTEMPTS, "1", str(held.attempt))
+        _begin(store, task.run, "1", held.attempt, None)
         with _processes(store, task_file, config) as (first, *others):
             _wait(first, others, on_poll)
             if not died_mark(task_file).exists():
                 raise StageError("in place", "rank 0 ended by itself")
-            next_attempt(folder, held)
-            store.post(_ATTEMPTS, "2", str(held.attempt))
+            newest = next_attempt(folder, held)
+            _begin(store, task.run, "2", held.attempt, newest)
             for process in others:
                 _wait(process, others, on_poll)
     finally:
         held.release()
         store.close()
+
+
+def _begin(
+    store: RendezvousStore, run: str, which: str, attempt: int, newest: Commit | None
+) -> None:
+    """Let the ranks begin the attempt after that commit."""
+    earlier: Future[Commit | None] = Future()
+    earlier.set_result(newest)
+    post_earlier(store, _group(run, attempt), earlier)
+    store.post(_ATTEMPTS, which, str(attempt))
+
+
+def _group(run: str, attempt: int) -> str:
+    return f"{run}/{attempt}"
 
 
 @contextmanager
@@ -116,7 +132,7 @@ def _be_rank(task: StandaloneTask, task_file: Path, store: Membership, first: in
     numbers = connect(store)
     for which in itertools.count(first):
         attempt = int(numbers.get(str(which)))
-        group = f"{task.run}/{attempt}"
+        group = _group(task.run, attempt)
         own = Membership(store.host, store.port, group, store.rank, store.world_size)
         try:
             train(url, config, attempt, own, partial(_trainer, task, task_file))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from train_core.errors import StoppedError, UserCodeError
 from train_core.policy.restarts import Asked, Ended
 from train_core.rank.data.recorded_workload import with_monitor
 from train_core.rank.distributed.stop_requests import StopRequests
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.timing import TIMING, ClusterTiming
 
 pytestmark = [pytest.mark.usefixtures("process_ray"), pytest.mark.timeout(240)]
@@ -74,7 +75,9 @@ def attempt(
     if not folder.exists():
         create(folder, asked)
     requests = StopRequests(lambda: None, poll_s=1)
-    return Attempt(folder, number, asked, requests, check_stop)
+    earlier: Future[Commit | None] = Future()
+    earlier.set_result(folder.newest())
+    return Attempt(folder, number, asked, requests, check_stop, earlier)
 
 
 def ranks() -> list[psutil.Process]:

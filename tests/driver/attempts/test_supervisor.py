@@ -16,14 +16,16 @@ import pytest
 from tests.rank import alone
 from tests.rank.digests import digest_of_training
 from tests.storage.doubles.faulty_store import LOOK, FaultyStore
+from tests.storage.test_committed import commit_newer
 from train_core import TrainConfig
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
-from train_core.errors import FencedError, GaveUpError, StoppedError, UserCodeError
+from train_core.errors import ConfigError, FencedError, GaveUpError, StoppedError, UserCodeError
 from train_core.policy.restarts import Ended, RestartRules
 from train_core.storage.cleanup.orphans import delete_uncommitted_checkpoints
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.stop_request import StopRequest, ask_to_stop
-from train_core.storage.run_folder import RunFolder
+from train_core.storage.objects.store import Store
+from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
 from train_core.timing import Timing
 
@@ -133,6 +135,91 @@ def test_a_step_that_survivors_keep_makes_the_count_begin_anew(supervised: Super
     with pytest.raises(GaveUpError, match="gave up after 4 tries without progress"):
         supervised.train(TrainConfig(**ASKED), launcher)
     assert launcher.kept == [6]
+
+
+class HoldsAllButTheLease(Store):
+    """Answers nothing, but to who takes the next number of the lease."""
+
+    goes_on = threading.Event()
+    is_holding = False
+
+    def _run(self, action: str, key: str, operation: Callable[[float], Any], **more: Any) -> Any:
+        if self.is_holding and not (action == "create" and "lease/0002.json" in key):
+            assert self.goes_on.wait(60), (action, key)
+        return super()._run(action, key, operation, **more)
+
+
+class JoinsMeanwhile(LosesAttempts):
+    """Its second attempt, for which processes wait, begins while the storage holds its answers."""
+
+    store: HoldsAllButTheLease
+    earlier: Commit | None = None
+    was_known = True
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        if attempt.number == 2:
+            self.was_known = attempt.earlier.done()
+            self.store.goes_on.set()
+            self.earlier = attempt.earlier.result(60)
+            return super().run(attempt)
+        outcome = super().run(attempt)
+        self.store.is_holding = True
+        return replace(outcome, has_survivors=True, kept_step=5)
+
+
+def test_processes_that_wait_wait_for_one_request_only(
+    supervised: Supervisor, folder: RunFolder
+) -> None:
+    launcher = JoinsMeanwhile(4)
+    folder.store = launcher.store = HoldsAllButTheLease(folder.url)
+    supervised._lease.store = folder.store
+    supervised.train(TrainConfig(**ASKED), launcher)
+    assert not launcher.was_known
+    assert launcher.earlier is not None
+    assert launcher.earlier.step == 4
+    assert lease.is_over(folder.store, 1)
+
+
+class CommitsOfTomorrow(LosesAttempts):
+    """Its first attempt leaves a commit that a newer evertrain has written."""
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        if attempt.number == 2:
+            self.attempts.append(attempt.number)
+            assert isinstance(attempt.earlier.exception(60), ConfigError)
+            return replace(LOST, has_survivors=True, kept_step=6)
+        outcome = super().run(attempt)
+        commit_newer(attempt.folder, 6)
+        return replace(outcome, has_survivors=True, kept_step=5)
+
+
+def test_an_attempt_after_others_that_cannot_be_read_ends_with_that_error(
+    supervised: Supervisor,
+) -> None:
+    launcher = CommitsOfTomorrow(4)
+    with pytest.raises(ConfigError, match="has format 2"):
+        supervised.train(TrainConfig(**ASKED), launcher)
+    assert launcher.attempts == [1, 2]
+
+
+class StoppedBetween(LosesAttempts):
+    """As its first attempt has ended, somebody asks it to stop; processes wait."""
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        if attempt.number == 2:
+            self.attempts.append(attempt.number)
+            assert isinstance(attempt.earlier.exception(60), StoppedError)
+            return replace(LOST, has_survivors=True, kept_step=5)
+        outcome = super().run(attempt)
+        ask_to_stop(attempt.folder.store, 1, "somebody elsewhere")
+        return replace(outcome, has_survivors=True, kept_step=5)
+
+
+def test_a_request_between_two_attempts_ends_the_second_one(supervised: Supervisor) -> None:
+    launcher = StoppedBetween(4)
+    with pytest.raises(StoppedError, match="saved up to step 4"):
+        supervised.train(TrainConfig(**ASKED), launcher)
+    assert launcher.attempts == [1, 2]
 
 
 class LeavesFiles(LosesAttempts):

@@ -14,7 +14,7 @@ from tests.marks import slow
 from tests.storage.samples import commit, manifest, save
 from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.fence_list import read_fence_list
+from train_core.storage.coordination.fence_list import Fence, read_fence_list
 from train_core.storage.coordination.holder import Holder, Life
 from train_core.storage.coordination.lease import Lease, LeaseHeartbeat
 from train_core.storage.objects.retry_policy import DEFAULT
@@ -148,9 +148,10 @@ class HoldsTheRelease(Store):
 def test_heartbeats_of_a_further_attempt_are_sent_while_the_storage_is_slow(tmp_path: Path) -> None:
     store = HoldsTheRelease(str(tmp_path))
     held = lease.acquire(store, "run", timing=CoordinationTiming(heartbeat_s=0.05))
-    advancing = threading.Thread(target=held.advance)
+    releasing = threading.Thread(target=held.release_earlier)
     with lease.alive(held):
-        advancing.start()
+        held.advance()
+        releasing.start()
         try:
             deadline = time.monotonic() + 30
             while lease._heartbeat(store, 2).counter == 0:
@@ -159,7 +160,7 @@ def test_heartbeats_of_a_further_attempt_are_sent_while_the_storage_is_slow(tmp_
             assert not lease.is_over(store, 1)
         finally:
             store.goes_on.set()
-            advancing.join()
+            releasing.join()
     assert lease.is_over(store, 1)
     assert not lease.is_over(store, 2)
 
@@ -330,7 +331,7 @@ def test_the_newest_fence_list_counts_also_when_a_later_attempt_died_before_its_
     kept = commit(folder, step=5, attempt=1)
     begin_attempt(folder).release()
     lease.acquire(folder.store, "run").release()  # attempt 3 ends before its fence list
-    assert read_fence_list(folder.store) == (2, frozenset({str(kept)}))
+    assert read_fence_list(folder.store) == Fence(2, frozenset({str(kept)}))
     late = CheckpointName(6, 1)
     folder.store.create(f"checkpoints/{late}/manifest.json", manifest(6, 1).to_json())
     begin_attempt(folder)

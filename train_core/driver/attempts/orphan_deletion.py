@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
 from train_core.errors import CheckpointError, FencedError
 from train_core.storage.cleanup.orphans import (
@@ -36,15 +38,16 @@ class OrphanDeletion:
         self._are_left = True
 
     @contextmanager
-    def deleting(self, attempt: int) -> Iterator[None]:
+    def deleting(self, attempt: int, fenced: Future[Any]) -> Iterator[None]:
         """Delete checkpoints soon, if the block, in which this attempt trains, goes on for long.
 
-        What is being deleted as it ends is deleted on.
+        What is being deleted as it ends is deleted on. `fenced` has a result once earlier attempts
+        can commit nothing more.
         """
         if not self._are_left:
             yield
             return
-        timer = threading.Timer(self._after_s, self._delete_checkpoints, [attempt])
+        timer = threading.Timer(self._after_s, self._delete_checkpoints, [attempt, fenced])
         timer.name, timer.daemon = "orphans", True
         self._timers = [*filter(threading.Thread.is_alive, self._timers), timer]
         timer.start()
@@ -61,7 +64,10 @@ class OrphanDeletion:
             self._are_left = False
             delete_orphans_of_the_dead(RunWriter(self._folder, attempt))
 
-    def _delete_checkpoints(self, attempt: int) -> None:
+    def _delete_checkpoints(self, attempt: int, fenced: Future[Any]) -> None:
+        if fenced.exception():
+            # The attempt ends with it.
+            return
         try:
             delete_uncommitted_checkpoints(RunWriter(self._folder, attempt))
         except FencedError:

@@ -26,6 +26,7 @@ from train_core.entry_points import PREPARE, TRAIN
 from train_core.errors import StorageError
 from train_core.policy.membership import keeps_workers
 from train_core.policy.restarts import Asked, Ended
+from train_core.rank.distributed.earlier_commit import post_earlier
 from train_core.rank.distributed.rendezvous import Membership, RendezvousStore
 from train_core.rank.distributed.stop_requests import LOST, post_stop, ranks_that_leave
 from train_core.storage.objects.retry_policy import SHORT
@@ -113,6 +114,7 @@ class PoolLauncher:
                 store.post(_group(attempt), LOST, str(cause))
             return is_lost
 
+        post_earlier(store, _group(attempt), attempt.earlier)
         outcomes = self._pool.run_ranks(
             self._function,
             arguments,

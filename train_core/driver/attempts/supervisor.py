@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +34,7 @@ from train_core.storage.coordination.lease import Lease
 from train_core.storage.coordination.stop_request import StopRequest, stop_request
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import Commit, RunFolder
-from train_core.storage.run_writer import next_attempt
+from train_core.storage.run_writer import fence_off_earlier_attempts
 from train_core.storage.runs_of_storage import is_training_finished
 from train_core.timing import TIMING, Timing
 
@@ -51,6 +52,11 @@ class Attempt:
     """The requests to stop; the launcher sends them to the ranks."""
     check_stop: Callable[[], None]
     """Raises StoppedError if the attempt is to end before its ranks have started."""
+    earlier: Future[Commit | None]
+    """The newest commit of earlier attempts, once what they commit is ignored.
+
+    While it is not known, the ranks may get ready, and no more. If it fails, so does the attempt.
+    """
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ class Supervisor:
         self._grace_s = 0.0
         self._has_launched = False
         self._orphans = OrphanDeletion(folder, timing.orphans_after_s)
+        self._earlier: Future[Commit | None] = Future()
+        """What earlier attempts have committed, as `Attempt.earlier`."""
         self._requests: StopRequests | None = None
         """The requests to the attempt that runs, or ran last."""
         self._is_stopping = threading.Event()
@@ -110,6 +118,8 @@ class Supervisor:
     def _train(self, config: TrainConfig, launcher: Launcher) -> Commit:
         self._check_program()
         newest = self.newest()
+        self._earlier = Future()
+        self._earlier.set_result(newest)
         restarts, failures, is_done = 0, 0, is_training_finished(newest, config)
         reached = 0
         """The greatest step that any process had the state of as its attempt ended."""
@@ -119,13 +129,16 @@ class Supervisor:
             while not is_done:
                 number = self.begin_attempt(is_awaited=outcome.has_survivors)
                 outcome, asked = self._run(number, config, launcher)
-                before, newest = newest, self._newest_after(outcome, asked, newest)
+                has_come_further = outcome.kept_step > reached
+                before = newest
+                if not has_come_further or asked is Asked.END:
+                    newest = self._newest_after(outcome, asked, before)
                 end = AttemptEnd(
                     outcome.ended,
                     asked,
                     has_saved=outcome.given_up_at is None,
                     has_stopped=_was_stopped(newest, number),
-                    has_progress=newest != before or outcome.kept_step > reached,
+                    has_progress=has_come_further or newest != before,
                     has_finished=is_training_finished(newest, config),
                 )
                 reached = max(reached, outcome.kept_step)
@@ -159,8 +172,12 @@ class Supervisor:
         # IMPORTANT: after `_requests` is set. A stop that came before did not find it.
         self._check_program()
         requests.start()
-        with closing(requests), self._orphans.deleting(number):
-            outcome = launcher.run(Attempt(self._folder, number, config, requests, check_stop))
+        earlier = self._earlier
+        with closing(requests), self._orphans.deleting(number, earlier):
+            outcome = launcher.run(
+                Attempt(self._folder, number, config, requests, check_stop, earlier)
+            )
+        earlier.result()
         return outcome, Asked.END if self._is_stopping.is_set() else requests.asked
 
     def _carry_out(
@@ -224,24 +241,34 @@ class Supervisor:
         return self._folder.newest()
 
     def begin_attempt(self, *, is_awaited: bool = False) -> int:
-        """The number of the attempt to launch now. Earlier attempts can commit nothing any more.
+        """The number of the attempt to launch now.
 
-        If it is awaited, what they left is deleted while it trains, and after it.
+        If it is awaited by processes, `Attempt.earlier` comes later, and what earlier attempts left
+        is deleted while it trains, and after it.
         """
         self._check_program()
         held = self._lease
         # A retried stage needs a new attempt too: an attempt never writes a step twice.
         if self._has_launched:
             before = held.attempt
-            # A request that came between two attempts is for this one.
-            self._check_stop(before)
-            next_attempt(self._folder, held)
+            held.advance()
             self._orphans.note()
+            self._earlier = _in_thread(partial(self._fence_off, before))
             if not is_awaited:
+                self._earlier.result()
                 self._orphans.finish(held.attempt)
-            self._check_stop(before)
         self._has_launched = True
         return held.attempt
+
+    def _fence_off(self, before: int) -> Commit | None:
+        """Have what earlier attempts commit from now on ignored; the newest of what they have.
+
+        Raises StoppedError as well: a request that came between two attempts is for this one.
+        """
+        newest = fence_off_earlier_attempts(self._folder, self._lease)
+        self._lease.release_earlier()
+        self._check_stop(before)
+        return newest
 
     def _newest_after(
         self, outcome: AttemptOutcome, asked: Asked, before: Commit | None
@@ -295,6 +322,20 @@ class Supervisor:
             )
         step = newest.step if newest else 0
         return StoppedError(self._folder.name, max(step, given_up_at or 0))
+
+
+def _in_thread(call: Callable[[], Commit | None]) -> Future[Commit | None]:
+    """What `call` will give, or raise; it runs in a thread that no process waits for at its end."""
+    found: Future[Commit | None] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except Exception as error:  # noqa: BLE001 (who asks for the result gets it)
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="fence", daemon=True).start()
+    return found
 
 
 def _was_stopped(newest: Commit | None, attempt: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 
 from torch import nn
 
@@ -39,7 +38,7 @@ from train_core.rank.distributed.watchdog import Watchdog
 from train_core.storage.records.journal import Entry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Commit
-from train_core.storage.run_writer import RunWriter, quarantine_damaged
+from train_core.storage.run_writer import RunWriter
 from train_core.timing import TIMING, SaveTiming
 
 _log = logging.getLogger(__name__)
@@ -105,16 +104,11 @@ class Checkpointer:
         self._continue_from(self.newest, [])
         return self.newest
 
-    def restore_kept(self, kept: Kept | None) -> Resumed | None:
+    def restore_kept(self, kept: Kept | None, newest: Commit | None) -> Resumed | None:
         """Restore the state of the greatest step that a rank has kept; None if there is none.
 
-        The newest commit is the one that the journal continues, and is not read.
+        The newest commit is the one that the journal continues; its files are not read.
         """
-        if not any(self._group.gather(kept is not None)):
-            return None
-        folder = self._run_writer.folder
-        commits = self._group.call_on_rank0(partial(quarantine_damaged, folder))
-        newest = commits[-1] if commits else None
         found = kept_state(kept, newest.name if newest else None, self._group)
         if found is not None:
             self._state.restore(found.state)

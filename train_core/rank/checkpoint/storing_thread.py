@@ -95,6 +95,8 @@ class StoringThread:
         """The save that was begun last."""
         self._closing = threading.Event()
         """When set, a save that fails is not tried again."""
+        self._is_hurried = False
+        """Whether no further file is stored: what is not stored yet will not be committed."""
         self._insists_until = 0.0
         self._stored: dict[str, str] = {}
         """Keys of files that are stored already, by digest: those of the last checkpoint."""
@@ -136,8 +138,10 @@ class StoringThread:
         """End the thread; a save that waits for other ranks is given up soon.
 
         A thread whose storage hangs is left behind: the process ends without it. `timeout_s` is how
-        long a save in flight may take; by default `SaveTiming.close_timeout_s`.
+        long a save in flight may take, if its files are stored; by default all of it may take
+        `SaveTiming.close_timeout_s`.
         """
+        self._is_hurried = timeout_s is not None
         self._closing.set()
         if self._storing is not None:
             timeout_s = self._timing.close_timeout_s if timeout_s is None else timeout_s
@@ -174,7 +178,8 @@ class StoringThread:
             raise
         self.announced = name
         self._mailbox.announce(str(name))
-        delete_superseded(self.run_writer, self._config)
+        if not self._is_hurried:
+            delete_superseded(self.run_writer, self._config)
         return committed
 
     def _find_or_clear(self, step: int, after_s: float) -> Commit | None:
@@ -282,7 +287,12 @@ class StoringThread:
         return stored
 
     def _store_file(self, key: str, data: memoryview, *, is_frozen: bool = False) -> FileEntry:
-        """Store a file; a frozen one that has not changed since the last is not sent again."""
+        """Store a file; a frozen one that has not changed since the last is not sent again.
+
+        Raises StorageError as well if the training ends in a hurry.
+        """
+        if self._is_hurried:
+            raise StorageError("the training ends before this checkpoint is stored")
         writer = self.run_writer
         if is_frozen and (stored := self._stored.get(digest := digest_of(data))):
             name = key.rpartition("/")[2]

@@ -83,7 +83,9 @@ def find_orphans(
     ]
     late = [name for name in found.late if is_over(name.attempt)] if with_late else []
     if late:
-        why = f"committed when attempt {read_fence_list(folder.store)[0]} had the run already: "
+        why = (
+            f"committed when attempt {read_fence_list(folder.store).attempt} had the run already: "
+        )
         why += "it does not count"
         orphans += [Orphan(f"{CHECKPOINTS}/{name}", why, is_late=True) for name in late]
     uploads = _uploads(folder.store)

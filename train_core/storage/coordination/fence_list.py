@@ -7,6 +7,8 @@ that is not on the newest list was committed after that, by a fenced driver, and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import BaseModel
 
 from train_core.storage.objects.store import Store
@@ -20,23 +22,36 @@ class FenceList(BaseModel):
     checkpoints: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Fence:
+    """What the newest fence list of a run says."""
+
+    attempt: int = 0
+    """Whose it is; 0: there is none."""
+    checkpoints: frozenset[str] = frozenset()
+
+    def excludes(self, name: CheckpointName) -> bool:
+        """Whether a fenced driver committed that checkpoint."""
+        return name.attempt < self.attempt and str(name) not in self.checkpoints
+
+
 def write_fence_list(store: Store, attempt: int, checkpoints: list[CheckpointName]) -> None:
     """Write down which checkpoints of earlier attempts exist as `attempt` begins."""
     written = FenceList(checkpoints=tuple(map(str, checkpoints)))
     store.create(_key(attempt), written.model_dump_json().encode())
 
 
-def read_fence_list(store: Store) -> tuple[int, frozenset[str]]:
-    """The newest attempt that has a fence list, and the checkpoints on it; (0, {}) without one."""
+def read_fence_list(store: Store) -> Fence:
+    """What the newest fence list says. Raises CheckpointError if it cannot be read."""
     names = store.names(LEASES)
     newest = max((lease.attempt for lease in map(LeaseName.parse, names) if lease), default=0)
     lists = (found.attempt for found in map(FenceListName.parse, names) if found)
     # One of an attempt that has no lease is nobody's.
     attempt = max((number for number in lists if number <= newest), default=0)
     if not attempt:
-        return 0, frozenset()
+        return Fence()
     found, _ = read_document(store, FenceList, _key(attempt), "a lease's fence list")
-    return attempt, frozenset(found.checkpoints)
+    return Fence(attempt, frozenset(found.checkpoints))
 
 
 def _key(attempt: int) -> str:

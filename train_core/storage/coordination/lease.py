@@ -81,12 +81,14 @@ class Lease:
         except FileExistsError as error:
             raise FencedError(self.attempt, newest_attempt(self.store)) from error
         with self._lock:
-            before = self.attempt
             self.attempt += 1
-        # Nothing more of the attempt before can count: what it left can be collected. No later
-        # heartbeat repeats this, so it has the store's own retry policy; and it is written without
-        # the lock, so that heartbeats go on.
-        self._write_heartbeat(before, released=True, retry_policy=self.store.retry_policy)
+
+    def release_earlier(self) -> None:
+        """Show that nothing more of the attempt before can count: what it left can be deleted."""
+        # No later heartbeat repeats this, so it has the store's own retry policy; and it is written
+        # without the lock, so that heartbeats go on.
+        before, retry_policy = self.attempt - 1, self.store.retry_policy
+        self._write_heartbeat(before, released=True, retry_policy=retry_policy)
 
     def _write_heartbeat(
         self, attempt: int, *, released: bool, retry_policy: RetryPolicy = SHORT

@@ -251,7 +251,7 @@ class _Standing:
 
     @cached_property
     def fenced_by(self) -> int:
-        return read_fence_list(self._store)[0]
+        return read_fence_list(self._store).attempt
 
     def has_calls(self, job: str) -> bool:
         if job not in self._has_calls:

@@ -147,8 +147,7 @@ class RunVerification:
         verdict = self._checkpoint(segments, one)
         if verdict is None or verdict.faults:
             return Verdict(what=str(name), faults=[fault])
-        fenced_by, listed = read_fence_list(self._store)
-        if name.attempt < fenced_by and str(name) not in listed:
+        if read_fence_list(self._store).excludes(name):
             why = "All its bytes are good now, but a later attempt began without it"
             return Verdict(what=str(name), faults=[f"{fault}. {why}: delete its folder"])
         return verdict.model_copy(update={"quarantined": reason})
