@@ -57,6 +57,25 @@ class Right(Workload[Settings]):
         return {"prediction": (score > 0.5).long(), "score": score}
 
 
+class WithoutLabel(Right):
+    """One of its samples, which is in the first batch, has no label."""
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        batch = super().prepare(columns, random)
+        if "targets" in batch:
+            batch["targets"] = batch["targets"].float()
+            batch["targets"][-1] = float("nan")
+        return batch
+
+
+class OfManySamples(Right):
+    """Its loss is a number for twelve samples or more."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        loss = super().loss(outputs, batch)
+        return loss if len(outputs) >= 12 else loss * float("nan")
+
+
 class Logits(Right):
     """torchmetrics applies a sigmoid by what a batch contains."""
 

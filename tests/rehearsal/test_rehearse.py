@@ -20,7 +20,7 @@ from tests.pytorch.table import SECTIONS
 from tests.rehearsal import odd
 from train_core import Settings, Workload
 from train_core.config import TrainConfig
-from train_core.errors import ConfigError, EvertrainError
+from train_core.errors import ConfigError, EvertrainError, NotFiniteError
 from train_core.loading import load_workload
 from train_core.rank.checkpoint.state import TrainingState, model_state
 from train_core.rank.data.fitted import load_without_data
@@ -232,6 +232,16 @@ def test_what_the_first_validation_would_raise_is_raised() -> None:
 
 def test_a_model_that_refuses_few_samples_is_tried_with_as_many_as_in_the_training() -> None:
     assert found(odd.Hungry, batch_size=32) == []
+
+
+def test_a_first_loss_that_is_no_number_is_refused() -> None:
+    with pytest.raises(NotFiniteError, match="the loss became nan at step 1"):
+        rehearsed(odd.WithoutLabel)
+
+
+def test_a_loss_that_is_a_number_for_as_many_samples_as_in_the_training_is_none_to_refuse() -> None:
+    said = rehearsed(odd.OfManySamples, batch_size=32)
+    assert [one for one in said.findings if one.is_refused] == []
 
 
 def test_what_is_not_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset
+from train_core.errors import NotFiniteError
 from train_core.rank.checkpoint.state import TrainingState
 from train_core.rank.data.train_loader import TrainLoader
 from train_core.rank.distributed.group import Group, use_deterministic_algorithms
@@ -56,8 +59,15 @@ class EngineTraining:
         self._loader.start(0, step)
 
     def step(self) -> None:
-        """One step of the optimizer."""
-        backward_passes(self.learner, self._loader, self._loss)
+        """One step of the optimizer. Raises NotFiniteError for the loss of the first one."""
+        losses: list[Tensor] = []
+        backward_passes(
+            self.learner, self._loader, self._loss, lambda _, loss: losses.append(loss.detach())
+        )
+        loss = float(torch.stack(losses).sum())
+        # The steps after it may be on samples that come later in the training.
+        if self._step == 0 and not math.isfinite(loss):
+            raise NotFiniteError(1, loss, None)
         self.learner.exchange()
         self.learner.apply_gradients(self._step)
         self._step += 1

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from train_core.config import LOCAL, TrainConfig
 from train_core.datasets.few_samples import FewSamples
 from train_core.datasets.protocols import Dataset, Stream, fetch, is_stream
-from train_core.errors import EvertrainError
+from train_core.errors import EvertrainError, NotFiniteError
 from train_core.policy.findings import FindingName
 from train_core.quick_imports import import_for_optimizers
 from train_core.rank.checkpoint.progress import Progress
@@ -168,9 +168,9 @@ class _Rehearsing:
             )
             try:
                 engine, found = try_steps(trial)
-            except EvertrainError:
-                raise
-            except Exception:  # noqa: BLE001 (of a user's code)
+            except Exception as error:
+                if isinstance(error, EvertrainError) and not isinstance(error, NotFiniteError):
+                    raise
                 # It may need more samples than it was given: as many as in the training.
                 trial = _whole(trial, self._config, train_set)
                 engine, found = try_steps(trial)
