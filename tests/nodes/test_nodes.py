@@ -7,7 +7,6 @@ program that asks is on none of the nodes.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from unittest.mock import patch
 
 import pytest
 
+from tests import waiting
 from tests.nodes.ray_nodes import MARKS, Node, Place, RayCluster, replaced_on_failure
 from tests.rank.alone import run
 from tests.rank.digests import digest_of_training
@@ -96,10 +96,7 @@ def train(driver: Driver, log: list[str]) -> TrainResult:
 
 
 def wait_for(what: Callable[[], object], log: list[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < deadline, "\n".join(log[-40:])
-        time.sleep(0.1)
+    waiting.wait_for(what, 120, lambda: "\n".join(log[-40:]))
 
 
 def nodes_with_workers(cluster: RayCluster, title: str = "ray::TrainWorker") -> list[Node]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ from tests.asked import asking
 from tests.rank.alone import run
 from tests.rank.digests import digest_of_training
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
+from tests.waiting import wait_for
 from train_core import TrainConfig, fit
 from train_core.client.driver_handle import Driver
 from train_core.config import available_cpus
@@ -34,13 +35,6 @@ def no_leaks() -> None:
     """Ray starts workers while a test runs."""
 
 
-def wait_for(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_an_end_that_is_asked_for_between_two_tries_is_the_end(tmp_path: Path) -> None:
     # No process group comes about, so that each attempt fails; the third pause is the longest.
     config = TrainConfig(
@@ -52,7 +46,7 @@ def test_an_end_that_is_asked_for_between_two_tries_is_the_end(tmp_path: Path) -
     request = DriverRequest(storage=str(tmp_path), run="run", config=config)
     with Driver.start(request, log.append) as driver:
         training = asking(driver, TRAIN, TRAIN.arguments())
-        wait_for(lambda: sum("begins again" in line for line in log) == 3)
+        wait_for(lambda: sum("begins again" in line for line in log) == 3, 120)
         driver.close("KILLED")
         with pytest.raises(StoppedError):
             training.result(0)
@@ -86,7 +80,7 @@ def begun_on_s3(storage: str, log: list[str]) -> Iterator[tuple[Driver, FaultPro
         request = DriverRequest(storage=storage, run="run", config=CONFIG)
         with Driver.start(request, log.append) as driver:
             asking(driver, TRAIN, TRAIN.arguments())
-            wait_for(folder.checkpoints)
+            wait_for(folder.checkpoints, 120)
             yield driver, proxy
 
 
@@ -128,7 +122,7 @@ def test_a_storage_that_comes_back_within_the_grace_gets_the_last_checkpoint(
     with begun_on_s3(storage, log) as (driver, proxy), ThreadPoolExecutor(1) as thread:
         proxy.schedule.add(AWAY)
         closing = thread.submit(driver.close, "KILLED")
-        wait_for(lambda: any("asked to stop: " in line for line in log))
+        wait_for(lambda: any("asked to stop: " in line for line in log), 120)
         proxy.schedule.clear()
         closing.result(60)
     last = RunFolder(storage, "run").checkpoints()[-1].manifest

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -20,6 +19,7 @@ import yaml
 from benchmarks.services import BIN, answers_at, free_port, wait_until_up
 from evertrain_flows.cli.local_servers import KEPT_LEASES
 from evertrain_flows.databases import create_prefect_database
+from tests import waiting
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
 from train_core.storage.coordination import lease
@@ -282,12 +282,12 @@ def flow_of(folder: RunFolder) -> psutil.Process:
 
 def wait_for(what: Callable[[], object], home: Path, within_s: float = 150) -> None:
     """Wait until it is true; if it never is, show what the server and the worker say."""
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline, "".join(
-            f"{log.name}:\n{log.read_text()[-3000:]}" for log in sorted(home.glob("*.log"))
-        )
-        time.sleep(0.2)
+
+    def told() -> str:
+        logs = sorted(home.glob("*.log"))
+        return "".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
+
+    waiting.wait_for(what, within_s, told, every_s=0.2)
 
 
 def flow_runs(api: str, run: str) -> list[dict[str, Any]]:
