@@ -48,6 +48,7 @@ def checkout(tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.promise("own-names")
 @pytest.mark.timeout(300)
 def test_a_wheel_has_the_three_packages_and_runs(checkout: Path, tmp_path: Path) -> None:

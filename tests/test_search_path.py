@@ -42,7 +42,7 @@ def evertrain(folder: Path, *arguments: str, **variables: str) -> subprocess.Com
 
 
 @pytest.mark.promise("own-names")
-@pytest.mark.parametrize("variable", ["", "PYTHONPATH", slow("EVERTRAIN_PATH")])
+@pytest.mark.parametrize("variable", ["", slow("PYTHONPATH"), slow("EVERTRAIN_PATH")])
 def test_a_command_finds_the_module_and_nothing_that_is_beside_it(
     project: Path, tmp_path: Path, variable: str
 ) -> None:

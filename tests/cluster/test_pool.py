@@ -27,11 +27,6 @@ CONFIG = TrainConfig(num_workers=2, cpus_per_worker=0.5, gpus_per_worker=0)
 HERE = "tests.cluster.functions"
 
 
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray starts processes while a test runs; they end with the module."""
-
-
 @pytest.fixture(scope="module")
 def pool(process_ray: None) -> Iterator[WorkerPool]:
     # What takes seconds to import keeps no rank of a test from failing right after another.
@@ -230,6 +225,7 @@ def returned(outcomes: dict[int, Outcome]) -> list[int]:
     return values({str(slot): one for slot, one in outcomes.items()}, "")
 
 
+@pytest.mark.slow
 def test_a_spare_that_prepares_itself_is_waited_for_before_ranks_look_for_each_other(
     own_pool: OwnPool, tmp_path: Path
 ) -> None:
@@ -248,6 +244,7 @@ def test_a_spare_that_prepares_itself_is_waited_for_before_ranks_look_for_each_o
     assert returned(outcomes) == [first, spare]
 
 
+@pytest.mark.slow
 def test_a_spare_that_does_not_come_to_its_end_is_replaced_and_nobody_else(
     own_pool: OwnPool, tmp_path: Path
 ) -> None:

@@ -24,11 +24,6 @@ CONFIG = TrainConfig(num_workers=4, cpus_per_worker=0.25, gpus_per_worker=0)
 HERE = "tests.cluster.functions"
 
 
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray starts processes while a test runs; they end with it."""
-
-
 @pytest.fixture
 def slots() -> Iterator[Slots]:
     found = Slots.start(Layout.of(CONFIG), [HERE])
@@ -106,6 +101,7 @@ def test_a_spare_takes_the_place_of_a_worker_that_died(slots: Slots, tmp_path: P
     assert pids(slots)[1] not in (spare, before[1])
 
 
+@pytest.mark.slow
 def test_the_death_of_a_spare_ends_nothing(slots: Slots, tmp_path: Path) -> None:
     before, spare = pids(slots), a_spare(slots, tmp_path / "spare")
     process = psutil.Process(spare)
@@ -117,6 +113,7 @@ def test_the_death_of_a_spare_ends_nothing(slots: Slots, tmp_path: Path) -> None
     assert after == before
 
 
+@pytest.mark.slow
 def test_a_spare_that_dies_as_it_prepares_itself_says_why(slots: Slots, tmp_path: Path) -> None:
     pids(slots)
     slots.start_spare(f"{HERE}:die_after", (str(tmp_path / "die"),))
@@ -128,6 +125,7 @@ def test_a_spare_that_dies_as_it_prepares_itself_says_why(slots: Slots, tmp_path
     assert slots.spares == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_stands_still_is_ended_as_it_is_replaced(slots: Slots) -> None:
     still = psutil.Process(pids(slots)[0])
     os.kill(still.pid, signal.SIGSTOP)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+import ray
 from ray.exceptions import OutOfMemoryError
 
+from tests.waiting import wait_for
 from train_core import TrainConfig
 from train_core.cluster.resources import available_memory_bytes
 from train_core.cluster.slots import Layout, Slots
@@ -22,11 +22,6 @@ pytestmark = [pytest.mark.usefixtures("process_ray"), pytest.mark.timeout(180)]
 CONFIG = TrainConfig(num_workers=1, cpus_per_worker=0.25, gpus_per_worker=0)
 HERE = "tests.cluster.functions"
 AT_ONCE = replace(TIMING.cluster, spare_after_s=0)
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray starts processes while a test runs; they end with it."""
 
 
 class OfGiants(Slots):
@@ -44,25 +39,31 @@ class OutOfMemory(Slots):
         return [OutOfMemoryError("1 worker(s) were killed")]
 
 
+@pytest.fixture(scope="module")
+def with_a_worker(process_ray: None) -> Iterator[Slots]:
+    """Slots whose worker all tests use."""
+    found = Slots.start(Layout.of(CONFIG), [HERE])
+    assert found.is_placed(60)
+    ray.get(found.workers[0].run.remote(f"{HERE}:pid", ()), timeout=60)
+    yield found
+    found.end()
+
+
 @pytest.fixture
-def started() -> Iterator[Callable[[type[Slots]], Slots]]:
+def started(with_a_worker: Slots) -> Iterator[Callable[[type[Slots]], Slots]]:
+    """Slots of a kind, with spares of their own beside the one worker."""
     found: list[Slots] = []
 
     def start(kind: type[Slots]) -> Slots:
-        found.append(kind.start(Layout.of(CONFIG), [HERE]))
-        assert found[-1].is_placed(60)
-        wait_for_its_worker(found[-1])
+        one = with_a_worker
+        found.append(
+            kind(one.layout, one.requested_at, one.workers, one._reservation, one._preload)
+        )
         return found[-1]
 
     yield start
     for slots in found:
-        slots.end()
-
-
-def wait_for_its_worker(slots: Slots) -> None:
-    import ray
-
-    ray.get(slots.workers[0].run.remote(f"{HERE}:pid", ()), timeout=60)
+        slots.end_spares()
 
 
 def wanted(mark: Path, number: int | None = 1, left_s: float | None = None) -> SpareRules:
@@ -126,7 +127,7 @@ def test_one_that_dies_while_it_waits_is_followed_by_another_one(
     mark = tmp_path / "spare"
     keeper.begin(has_lost_worker=False)
     keeper.keep(slots, wanted(mark))
-    until(slots.spares[0].is_ready)
+    wait_for(slots.spares[0].is_ready, 60)
     first = slots.spares[0]
     psutil.Process(int(mark.read_text())).kill()
 
@@ -134,14 +135,7 @@ def test_one_that_dies_while_it_waits_is_followed_by_another_one(
         keeper.keep(slots, wanted(mark))
         return slots.spares[0] is not first
 
-    until(has_another)
-
-
-def until(is_so: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(has_another, 60)
 
 
 def test_the_memory_that_is_left_is_less_than_the_machine_has() -> None:

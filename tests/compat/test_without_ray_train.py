@@ -88,6 +88,7 @@ def run(python: Path, code: str, storage: Path) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.promise("without-ray-train")
 @pytest.mark.timeout(240)
 def test_a_workload_is_trained_and_evaluated_where_ray_train_cannot_be_imported(

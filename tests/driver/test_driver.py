@@ -132,6 +132,7 @@ def test_rows_of_another_shape_are_told_by_file(trained: Trained, tmp_path: Path
         infer(trained.driver, trained.best, str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.promise("input-refused")
 def test_data_without_a_column_is_refused_before_anything_is_started(
     trained: Trained, tmp_path: Path

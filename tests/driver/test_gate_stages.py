@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.champion.samples import add_events
-from tests.marks import SLOW
+from tests.marks import SLOW, slow
 from tests.rank.alone import run
 from tests.storage.doubles.faulty_store import FaultyStore
 from train_core import TrainConfig
@@ -51,11 +51,6 @@ ASKED: dict[str, Any] = {
 }
 STEPS = {"bad": 1, "good": 40, "same": 40}
 """Runs by their names; "same" has the weights of "good"."""
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray starts processes while a test runs; they end with the module."""
 
 
 @pytest.fixture(scope="module")
@@ -563,7 +558,7 @@ def delete_run(place: Place) -> str:
 
 
 @pytest.mark.promise("gate-rules")
-@pytest.mark.parametrize("spoil", [delete_checkpoint, damage_weights, delete_run])
+@pytest.mark.parametrize("spoil", [slow(delete_checkpoint), damage_weights, slow(delete_run)])
 def test_a_champion_that_cannot_be_scored_is_a_persons_matter(
     with_champion: Path, tmp_path: Path, pool: WorkerPool, spoil: Callable[[Place], str]
 ) -> None:

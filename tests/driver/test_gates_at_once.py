@@ -225,6 +225,7 @@ def work(storage: str, number: int) -> None:
             answer(storage, chance.randint(1, len(RUNS)), is_approved=chance.random() < 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("no-is-final", "one-champion")
 def test_gates_and_people_in_several_processes_leave_a_log_that_holds(tmp_path: Path) -> None:
     storage = str(tmp_path / "runs")

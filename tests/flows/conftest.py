@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.services import prefect_server
-from tests.plugins.shared import THIS_PROCESS
 from train_core.requests import ACCEPT
 
 ROOT = Path(__file__).parents[2]
@@ -35,13 +33,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prefect_api(home: Path) -> str:
+def prefect_api(home: Path, shared_prefect: tuple[Path, str]) -> str:
     """The address of a Prefect server for all commands of a run of the tests.
 
     One that starts its own takes seconds more: cli/test_prefect_server.py and test_struck.py have
     that. The server's files are in `home`, as if it were the commands' own.
     """
-    folder, url = THIS_PROCESS.started_once("prefect", prefect_server)
+    folder, url = shared_prefect
     (home / "prefect-server").symlink_to(folder / "prefect-server")
     return url
 

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, given, settings
 
 from evertrain_flows.cli.app import main
 from tests.hostile.contents import everything
-from tests.hostile.spoiling import KNOWN, QUICK, SECONDS, Spoil, spoilers
+from tests.hostile.spoiling import KNOWN, QUICK, Spoil, spoilers
 from tests.hostile.whole_run import NEWEST, whole_run
 from tests.marks import SLOW
 from train_core.client import isolated
@@ -167,7 +167,7 @@ def known_cases() -> Iterator[Any]:
     seen = set()
     for name in KNOWN:
         way = re.sub(r"^[a-z]+(/\S+|\.json)? (is|has)\b", "", name)
-        yield pytest.param(name, marks=SLOW if way in seen or name in SECONDS else ())
+        yield pytest.param(name, marks=SLOW if way in seen or name not in QUICK else ())
         seen.add(way)
 
 

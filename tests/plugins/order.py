@@ -28,6 +28,7 @@ GROUPS = {
     # They share a Ray that the process itself started (`process_ray` in tests/plugins).
     **{f"cluster/test_{name}": RAY for name in ("pool", "slots", "spares")},
     **{f"driver/{name}": RAY for name in ("attempts/test_launchers", "test_gate_stages")},
+    "compat/reports/test_validations": RAY,
 }
 """By how their names below `tests/` begin; every other file is a group of its own."""
 SHARE_NOTHING = ("compat/attempts/test_kills", "storage/coordination/test_lease")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.services import prefect_server
 from tests.plugins.order import LOCKS
 
 
@@ -50,6 +51,12 @@ class Shared:
 
 
 THIS_PROCESS = Shared()
+
+
+@pytest.fixture(scope="session")
+def shared_prefect() -> tuple[Path, str]:
+    """The folder and the API's address of a Prefect server for a whole run of the tests."""
+    return THIS_PROCESS.started_once("prefect", prefect_server)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -157,7 +157,7 @@ def filled(page: str, promises: Promises, held: list[Held], by_all: Promises) ->
     _, _, after = rest.partition(END)
     tables = table(promises, held)
     if by_all:
-        tables += f"\n## Held by `make test-all` only\n\n{table(by_all, held)}"
+        tables += f"\n## Held by CI and `make test-all`\n\n{table(by_all, held)}"
     return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
 
 

@@ -131,7 +131,6 @@ PROMISES: dict[str, dict[str, str]] = {
         "step, and its cause.",
         "verify-code": "`verify` reads every committed file of a run, has a line for each "
         "finding, and ends with code 1 if there is one.",
-        "dry-run": "`--dry-run` takes one step through every stage.",
         "runs-stop": "`runs stop` makes the driver of the run save and end, on any machine, and is "
         "refused if no process drives it.",
         "grace": "A training that is asked to stop has `grace_s` to finish its step and store a "
@@ -167,14 +166,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "running validation is broken off, and starts over when the run goes on.",
     },
     "docs/cluster.md": {
-        "job-outlives-caller": "The job on a cluster trains on without its caller, and the next "
-        "request for the run attaches to it.",
         "last-caller": "The job ends when the last of several callers closes, and a job without "
         "callers ends by itself; a caller does not count as gone because the storage is away.",
-        "cluster-other-wish": "A request with other parameters than those of the job that trains "
-        "the run is refused, and the error names the job.",
-        "cluster-code": "A workload's module and environment variables reach the workers by Ray's "
-        "`runtime_env`.",
         "cluster-addresses": "A database file on the caller's machine is refused if the runs are "
         "on object storage, and so is a login in MLflow's address.",
         "loopback": "With a local Ray, evertrain and its Ray listen on the loopback only, and so "
@@ -231,8 +224,6 @@ PROMISES: dict[str, dict[str, str]] = {
         "three-restarts": "After three restarts in a row without a new checkpoint, or a step that "
         "survivors keep beyond all before, the run fails, with the last cause; either resets the "
         "count.",
-        "ray-dies": "A driver whose local Ray dies logs that and ends, so that the retry starts a "
-        "new Ray.",
         "driver-dies": "A driver process that dies is replaced for the retry.",
         "worker-hangs": "A worker that hangs in a step or a validation is ended after "
         "`hang_timeout_s`, with its stacks in the log, and the run goes on to the same end.",
@@ -250,15 +241,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "created; for a run that exists evertrain waits for the cluster.",
         "prefect-away": "When Prefect's server is lost, one line says so and the pipeline goes on; "
         "artifacts are shown when the server is back.",
-        "prefect-stays-away": "If Prefect's server stays away, the command ends soon after the "
-        "report, with its usual exit code.",
         "prefect-put-right": "A flow run that still says Running although no process drives its "
         "run gets its true state from the next retraining in that storage.",
-        "slots-return": "If Prefect's server, its worker or both die while a flow run of a "
-        "deployment with one slot is Pending, Running or Cancelling, the next one begins once the "
-        "lease has ended.",
-        "slots-freed": "`evertrain slots --free` frees what no living flow run holds, and nothing "
-        "of a flow run that lives or may live.",
         "loopback-direct": "A proxy of the environment is never asked for Prefect's, MLflow's or "
         "Ray's servers on this machine.",
         "one-driver": "Of two drivers that want one run the second is refused within seconds, and "
@@ -275,14 +259,10 @@ PROMISES: dict[str, dict[str, str]] = {
     "docs/prefect.md": {
         "named-endings": "The name of a flow run's last state says how the night ended: promoted, "
         "refused, rejected, skipped, bad data, bad input or bad code; its type is as before.",
-        "notifications": "Each ending can send a message; the file of the notifications may be "
-        "applied twice, and makes each automation once.",
         "page-commands": "The commands on the pages about Prefect are ones that Prefect and "
         "evertrain have.",
         "temporary-server": "A command's temporary Prefect server ends with the command, also if "
         "that is killed, and keeps its database.",
-        "schedule": "A schedule makes flow runs due at its times, and stays on or off when the "
-        "deployment is deployed again.",
         "scored-folder": "Of a folder all files below it are scored, except names that begin with "
         "`.` or `_`.",
         "batch-latest": "`run: latest` is the most recently created run that has a report and is "
@@ -436,10 +416,17 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "served": "MLflow serves the champion without pickle, and answers as the batch inference.",
     },
     "docs/cli.md": {
+        "dry-run": "`--dry-run` takes one step through every stage.",
         "second-signal": "A second Ctrl-C ends everything at once.",
         "ui": "`ui` opens Prefect's and MLflow's pages; Ctrl-C ends both.",
     },
     "docs/cluster.md": {
+        "cluster-code": "A workload's module and environment variables reach the workers by Ray's "
+        "`runtime_env`.",
+        "cluster-other-wish": "A request with other parameters than those of the job that trains "
+        "the run is refused, and the error names the job.",
+        "job-outlives-caller": "The job on a cluster trains on without its caller, and the next "
+        "request for the run attaches to it.",
         "drained-nodes": "Workers leave a drained node at once, with a checkpoint, and nothing is "
         "computed twice.",
         "lost-nodes": "A node or a head that dies or is cut off costs only the steps since the "
@@ -448,6 +435,15 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "dashboard-away": "A job trains on while Ray's dashboard is away.",
     },
     "docs/operations.md": {
+        "ray-dies": "A driver whose local Ray dies logs that and ends, so that the retry starts a "
+        "new Ray.",
+        "slots-freed": "`evertrain slots --free` frees what no living flow run holds, and nothing "
+        "of a flow run that lives or may live.",
+        "slots-return": "If Prefect's server, its worker or both die while a flow run of a "
+        "deployment with one slot is Pending, Running or Cancelling, the next one begins once the "
+        "lease has ended.",
+        "prefect-stays-away": "If Prefect's server stays away, the command ends soon after the "
+        "report, with its usual exit code.",
         "memory": "A worker that is ended for its memory fails the run with an error that says so, "
         "and is not retried.",
         "scorer-hangs": "A worker that evaluates or infers and hangs is ended, and replaced.",
@@ -456,6 +452,10 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "batch-without-mlflow": "Predictions are made although MLflow is away.",
     },
     "docs/prefect.md": {
+        "notifications": "Each ending can send a message; the file of the notifications may be "
+        "applied twice, and makes each automation once.",
+        "schedule": "A schedule makes flow runs due at its times, and stays on or off when the "
+        "deployment is deployed again.",
         "cancel": "The training of a flow that is cancelled saves a checkpoint, and a later flow "
         "run goes on from there.",
         "one-at-a-time": "One flow run of `retrain` trains at a time; the next one waits.",
@@ -466,4 +466,4 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "became of each night: promoted, skipped, bad data, killed, rejected.",
     },
 }
-"""Promises whose tests take too long for `make test`, or need an S3 server or networks."""
+"""Promises whose tests take ten CPU seconds and more, or need an S3 server or networks."""

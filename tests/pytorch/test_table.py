@@ -19,7 +19,7 @@ from train_core.errors import ConfigError
 from train_core.storage.run_folder import RunFolder
 
 ALL_SHARDS = (1, 2, 3)
-ONE_IN = {"Situations": 2, "Optimizers": 5, "Schedules": 5, "Layers": 8, "Losses": 5}
+ONE_IN = {"Situations": 4, "Optimizers": 10, "Schedules": 10, "Layers": 16, "Losses": 10}
 """Of these sections, `make test` takes so many rows' first one."""
 COMPILES = "Situations: torch.compile"
 """It takes a minute: a compiler runs."""

@@ -65,6 +65,11 @@ POINTS = {
     "last step": ("before_step", 9),
 }
 """Where a rank dies, and the number of steps done then."""
+QUICK = {
+    *((3, point) for point in ("after the update", "snapshot", "validation")),
+    (2, "last step"),
+}
+"""On how many workers at which point `make test` kills one."""
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +134,7 @@ Undisturbed = Callable[[str], str]
 def rows() -> list[Any]:
     """A rank at each point, on two, three and four workers, and every feature at every point.
 
-    `make test` has each point on three workers; on two, where one is left, the first and the last.
+    `make test` has four of the points on three workers and the last one on two, where one is left.
     """
     found = [
         pytest.param(
@@ -137,18 +142,18 @@ def rows() -> list[Any]:
             workers,
             point,
             id=f"{workers}-{point}".replace(" ", "-"),
-            marks=SLOW
-            if workers == 4 or (workers == 2 and point not in ("first step", "last step"))
-            else (),
+            marks=() if (workers, point) in QUICK else SLOW,
         )
         for workers, point in product((2, 3, 4), POINTS)
     ]
     found += [
-        pytest.param(name, workers, point, id=f"{workers}-{point}-{name}".replace(" ", "-"))
-        for workers, point, name in (
-            (3, "between steps", "all-momentum-stream"),
-            (2, "after the step", "all-adamw-indexed"),
-            (3, "in the passes", "bound"),
+        pytest.param(
+            name, workers, point, id=f"{workers}-{point}-{name}".replace(" ", "-"), marks=mark
+        )
+        for workers, point, name, mark in (
+            (3, "between steps", "all-momentum-stream", ()),
+            (2, "after the step", "all-adamw-indexed", SLOW),
+            (3, "in the passes", "bound", SLOW),
         )
     ]
     # The numbers of workers take turns.
@@ -182,27 +187,35 @@ def test_killed_in_place(
     ("kills", "lost"),
     [
         # Rank 0 commits, and the others have what it had not committed.
-        pytest.param({1: [kill(0, "in_file", 2)]}, [0], id="upload"),
+        pytest.param({1: [kill(0, "in_file", 2)]}, [0], id="upload", marks=SLOW),
         pytest.param({1: [kill(0, "before_manifest", 4, 2)]}, [0], id="before the commit"),
-        pytest.param({1: [kill(0, "after_manifest", 4, 2)]}, [0], id="after the commit"),
-        pytest.param({1: [kill(1, "in_file", 4, 2)]}, [0], id="a share"),
-        pytest.param({1: [kill(1, "in_validation", 10, 8)]}, [], id="last validation"),
+        pytest.param(
+            {1: [kill(0, "after_manifest", 4, 2)]}, [0], id="after the commit", marks=SLOW
+        ),
+        pytest.param({1: [kill(1, "in_file", 4, 2)]}, [0], id="a share", marks=SLOW),
+        pytest.param(
+            {1: [kill(1, "in_validation", 10, 8)]}, [], id="last validation", marks=SLOW
+        ),
         pytest.param(
             {1: [kill(0, "before_step", 3)], 2: [kill(1, "before_update", 4)],
              3: [kill(2, "after_step", 7)]},
             [0, 0, 0],
             id="several in a row",
         ),
-        pytest.param({1: [kill(0, "before_step", 3), kill(2, "before_step", 3)]}, [0], id="two"),
+        pytest.param(
+            {1: [kill(0, "before_step", 3), kill(2, "before_step", 3)]}, [0], id="two", marks=SLOW
+        ),
         pytest.param(
             {1: [kill(0, "before_step", 3)], 2: [kill(0, "in_restore", 0)]},
             [0],
             id="the one that joins",
+            marks=SLOW,
         ),
         pytest.param(
             {1: [kill(0, "before_step", 3)], 2: [kill(0, "before_joining", 0)]},
             [0],
             id="one that has not joined",
+            marks=SLOW,
         ),
         pytest.param(
             {1: [kill(0, "before_step", 3)], 2: [kill(1, "in_restore", 0)]},
@@ -233,7 +246,9 @@ def test_attempts_that_come_further_without_a_commit_are_followed_by_others(
     assert min(one.name.attempt for one in found.folder.checkpoints()) == 4
 
 
-@pytest.mark.parametrize("step", [5, 10], ids=["epoch", "last"])
+@pytest.mark.parametrize(
+    "step", [pytest.param(5, id="epoch"), pytest.param(10, id="last", marks=SLOW)]
+)
 def test_a_checkpoint_with_a_validation_is_taken_again(
     undisturbed: Undisturbed, tmp_path: Path, step: int
 ) -> None:
@@ -243,6 +258,7 @@ def test_a_checkpoint_with_a_validation_is_taken_again(
     assert {one.step for one in commits if one.manifest.validated} == {5, 10}
 
 
+@SLOW
 def test_a_state_that_was_altered_in_one_memory_is_noticed(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -252,7 +268,7 @@ def test_a_state_that_was_altered_in_one_memory_is_noticed(
     assert found.steps_lost == [1]
 
 
-@pytest.mark.parametrize("point", ["shared", "in_file"])
+@pytest.mark.parametrize("point", ["shared", slow("in_file")])
 def test_a_commit_in_flight_is_finished_if_all_shares_are_stored(
     undisturbed: Undisturbed, tmp_path: Path, point: str
 ) -> None:
@@ -267,6 +283,7 @@ def test_a_commit_in_flight_is_finished_if_all_shares_are_stored(
     assert (attempts.get(4) == 1) == (point == "shared")
 
 
+@SLOW
 def test_a_survivor_whose_storage_hangs_is_replaced(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -319,6 +336,7 @@ class LosesTheStorage(LastingProcesses):
         return outcome
 
 
+@SLOW
 def test_survivors_wait_for_a_storage_that_is_away_as_the_next_attempt_begins(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
@@ -331,6 +349,7 @@ def test_survivors_wait_for_a_storage_that_is_away_as_the_next_attempt_begins(
     assert found.pids[0][0] == found.pids[1][0]
 
 
+@SLOW
 def test_what_a_module_sets_as_it_is_imported_holds_in_every_attempt(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"workload": "tests.rank.wide:Wide", "num_workers": 2}
     (tmp_path / "alone").mkdir()
@@ -340,6 +359,7 @@ def test_what_a_module_sets_as_it_is_imported_holds_in_every_attempt(tmp_path: P
     assert found.digest == alone.digest
 
 
+@SLOW
 def test_a_survivor_in_a_long_validation_is_told(undisturbed: Undisturbed, tmp_path: Path) -> None:
     kills = {1: [kill(0, "in_validation", 5), kill(1, "slow_validation", 5)]}
     found = Trained(tmp_path, kills, num_workers=2)
@@ -359,7 +379,8 @@ def test_a_survivor_that_does_not_leave_is_replaced(
     assert found.pids[1][2] == found.pids[0][2]
 
 
-@pytest.mark.parametrize("workers", [2, slow(3)])
+@SLOW
+@pytest.mark.parametrize("workers", [2, 3])
 def test_many_kills_leave_as_many_threads_and_descriptors(
     undisturbed: Undisturbed, tmp_path: Path, workers: int
 ) -> None:

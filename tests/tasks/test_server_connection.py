@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from benchmarks.services import prefect_server
 from evertrain_tasks.prefect_server.connection import BACK, LOST, ServerConnection
 from evertrain_tasks.timing import TIMING
 from tests.chaos.servers.switch import Mode, Switch
@@ -25,14 +26,9 @@ def no_leaks() -> None:
     """Prefect's threads and its server live as long as the tests."""
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
-        yield url
-
-
 @pytest.fixture
-def switch(api: str) -> Iterator[Switch]:
+def switch(shared_prefect: tuple[Path, str]) -> Iterator[Switch]:
+    _, api = shared_prefect
     port = int(api.rpartition(":")[2].partition("/")[0])
     with (
         Switch(port) as switch,
@@ -65,7 +61,8 @@ def artifact(key: str, text: str) -> Callable[[SyncPrefectClient], object]:
 
 def shown(key: str) -> list[object]:
     with get_client(sync_client=True) as client:
-        return [one.data for one in client.read_artifacts(limit=200) if one.key == key]
+        of_key = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+        return [one.data for one in client.read_artifacts(artifact_filter=of_key)]
 
 
 @pytest.mark.promise("prefect-away")

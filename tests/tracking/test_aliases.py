@@ -45,6 +45,7 @@ def spoil(models: Models, key: str) -> str:
     return models.log.store.uri(key)
 
 
+@pytest.mark.promise("mlflow-registered", "mlflow-champion")
 def test_an_old_champion_that_cannot_be_read_is_told_and_stops_no_alias(
     models: Models, client: MlflowClient, caplog: pytest.LogCaptureFixture
 ) -> None:

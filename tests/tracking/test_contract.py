@@ -37,6 +37,8 @@ from train_core.tracking.tracker import Stage, Status, Tracker
 VERBS = ("open", "parameters", "metrics", "artifact", "model", "retain_models", "version", "tags")
 CHILD = re.compile(r"evertrain\.(evaluate|infer)_run(\.\d+)?$")
 """The id of a nested run; of one that was made anew, as no parameter can change, a further one."""
+HOW_IT_IS_FOLLOWED = pytest.mark.parametrize("kind", [slow("mlflow"), "json_lines"], indirect=True)
+"""Tests of what is above any tracker: `make test` runs them with the cheap one."""
 OFTEN = TrackingTiming(poll_s=0.05, max_backoff_s=0.2)
 
 
@@ -227,7 +229,7 @@ def test_who_dies_between_two_verbs_leaves_what_the_next_one_completes(
         assert kind.content(uri) == expected, f"died before verb {at}"
 
 
-@pytest.mark.promise("mirror")
+@pytest.mark.promise("mirror", "mlflow-registered")
 def test_a_run_that_is_followed_live_looks_like_one_that_is_followed_afterwards(
     run: RunBuilder, kind: Kind
 ) -> None:
@@ -251,6 +253,7 @@ def test_a_run_that_is_followed_live_looks_like_one_that_is_followed_afterwards(
     assert kind.content(live) == before
 
 
+@HOW_IT_IS_FOLLOWED
 def test_two_followers_by_turns_show_what_one_shows(whole: RunBuilder, kind: Kind) -> None:
     expected, uri = kind.new(), kind.new()
     follow(whole, expected, kind.tracker)
@@ -293,7 +296,7 @@ def test_what_a_tracker_misses_while_it_is_down_is_shown_once_it_is_up(
 
 
 @pytest.mark.promise("mirror")
-@pytest.mark.parametrize("stage", ["pipeline", "evaluate", "infer"])
+@pytest.mark.parametrize("stage", ["pipeline", slow("evaluate"), slow("infer")])
 def test_what_somebody_deletes_while_a_tracker_is_down_is_there_again_afterwards(
     whole: RunBuilder, kind: Kind, stage: Stage
 ) -> None:
@@ -317,6 +320,7 @@ def test_what_somebody_deletes_while_a_tracker_is_down_is_there_again_afterwards
     assert kind.content(uri) == kind.content(expected)
 
 
+@HOW_IT_IS_FOLLOWED
 def test_a_stage_that_failed_is_ended_although_the_tracker_is_down_just_then(
     run: RunBuilder, kind: Kind
 ) -> None:
@@ -340,6 +344,7 @@ def test_a_stage_that_failed_is_ended_although_the_tracker_is_down_just_then(
     assert tracker_of(run.folder, uri, kind.tracker).open("evaluate").status == "FAILED"
 
 
+@HOW_IT_IS_FOLLOWED
 def test_who_follows_the_run_of_a_job_afterwards_leaves_where_it_ran(
     whole: RunBuilder, kind: Kind
 ) -> None:
@@ -362,6 +367,7 @@ def test_who_follows_the_run_of_a_job_afterwards_leaves_where_it_ran(
     assert kind.content(uri) == live
 
 
+@HOW_IT_IS_FOLLOWED
 def test_a_tracker_that_hangs_keeps_nobody_waiting(run: RunBuilder, kind: Kind) -> None:
     begin(run)
     answers = threading.Event()

@@ -208,6 +208,7 @@ def importable(code: Path, modules: dict[str, str]) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("function-model")
 def test_the_code_of_the_predictor_travels_and_nothing_is_pickled(
     tmp_path: Path, tracking_uri: str

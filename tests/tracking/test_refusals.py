@@ -18,7 +18,6 @@ from requests import ConnectionError as NoConnection
 from requests import HTTPError, Response
 
 from tests.champion.samples import MODEL, decide, decision, promote
-from tests.marks import slow
 from tests.tracking.conftest import MlflowServer
 from tests.tracking.delivery.test_mirror import expected, mirror_once, points, stages
 from tests.tracking.following import following, mlflow_of
@@ -136,10 +135,9 @@ REFUSALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.promise("mirror")
-@pytest.mark.parametrize(
-    "case", [case if case in ("weights-413", "artifacts-404") else slow(case) for case in REFUSALS]
-)
+@pytest.mark.parametrize("case", REFUSALS)
 def test_what_is_refused_for_good_is_told_once_and_everything_else_is_there(
     run: RunBuilder, proxy: Proxy, server: MlflowServer, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.marks import SLOW
 from tests.rank import alone
 from tests.rank.digests import digest_of_training, journal_of
 from tests.ranks.processes import train
@@ -173,15 +172,11 @@ def predictions(workload: Workload[Any], weights: Any, columns: Any) -> dict[str
     return dict(workload.predictions(outputs))
 
 
+@pytest.mark.slow
 @pytest.mark.promise("cookbook")
 @pytest.mark.parametrize(
     "name",
-    [
-        # What weighs by tokens and fits its words, as NextWord, is in rank/test_tagger.py.
-        pytest.param(name, marks=() if name == "cookbook:Gan" else SLOW)
-        for name in RECIPES
-        if name != "cookbook:Contrastive"
-    ],
+    [name for name in RECIPES if name != "cookbook:Contrastive"],
 )
 def test_it_ends_with_the_same_bits_on_two_workers_and_after_a_kill(
     name: str, sales: str, tmp_path: Path, server_of_ranks: None

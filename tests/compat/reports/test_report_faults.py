@@ -111,6 +111,7 @@ def test_a_report_whose_storage_fails_anywhere_leaves_the_old_state_or_the_new(
         check_goes_on(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("killed-save")
 @pytest.mark.timeout(300)
 def test_a_report_that_is_killed_anywhere_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:

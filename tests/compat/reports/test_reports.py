@@ -19,7 +19,7 @@ from train_core.results import TrainResult
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.log_lines import warning_in
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 FILES = {
     *("run.json", "live.json", ".validate_storage_marker", "checkpoint_manager_snapshot.json"),
 }
@@ -72,7 +72,6 @@ def test_a_function_saves_fails_and_resumes(tmp_path: Path) -> None:
     assert {one.attempt for one in folder.checkpoints()} == {2}
 
 
-@pytest.mark.slow
 def test_an_error_of_the_function_is_shown_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match="RuntimeError: Intentional error") as raised:
         run_function(
@@ -82,7 +81,6 @@ def test_an_error_of_the_function_is_shown_with_its_place(tmp_path: Path) -> Non
     assert [one.step for one in RunFolder(str(tmp_path), "run").checkpoints()] == [1]
 
 
-@pytest.mark.slow
 def test_a_trainer_is_run_as_its_factory_configures_it(tmp_path: Path) -> None:
     folder, result = run_function(
         str(tmp_path), "unused", train_fn="", trainer=f"{FUNCTIONS}:factory"
@@ -96,7 +94,6 @@ def test_a_trainer_is_run_as_its_factory_configures_it(tmp_path: Path) -> None:
     assert {entry.by_rank.keys() == {"1"} for entry in entries(folder)} == {True}
 
 
-@pytest.mark.slow
 def test_each_ranks_shard_is_in_the_checkpoint(storage_url: str) -> None:
     lines: list[str] = []
     folder, result = run_function(
@@ -118,7 +115,6 @@ def test_each_ranks_shard_is_in_the_checkpoint(storage_url: str) -> None:
     assert "files of one name (common.json)" in collision
 
 
-@pytest.mark.slow
 def test_metrics_of_any_kind_are_journalled_and_mirrored_once(tmp_path: Path) -> None:
     tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
     create_tracking_database(tracking_uri)
@@ -152,7 +148,6 @@ def test_metrics_of_any_kind_are_journalled_and_mirrored_once(tmp_path: Path) ->
     assert run.info.status == "FINISHED"
 
 
-@pytest.mark.slow
 def test_reports_in_the_background_are_committed_in_order(tmp_path: Path) -> None:
     folder, _ = run_function(str(tmp_path), "asynchronous", num_workers=2, keep_last=4)
     reported = [one for one in folder.checkpoints() if one.manifest.reported]
@@ -163,7 +158,6 @@ def test_reports_in_the_background_are_committed_in_order(tmp_path: Path) -> Non
     assert names == [f"own-name-{number}" for number in range(4)]
 
 
-@pytest.mark.slow
 def test_what_lies_in_rays_storage_becomes_a_checkpoint(storage_url: str) -> None:
     folder, _ = run_function(storage_url, "in_place", num_workers=2)
     reported = [one for one in folder.checkpoints() if one.manifest.reported]
@@ -175,13 +169,11 @@ def test_what_lies_in_rays_storage_becomes_a_checkpoint(storage_url: str) -> Non
     assert set(folder.store.names()) <= {"checkpoints", "journal", "lease", "pins", *FILES}
 
 
-@pytest.mark.slow
 def test_a_thread_reports_and_all_ranks_find_what_was_reported(tmp_path: Path) -> None:
     folder, _ = run_function(str(tmp_path), "from_a_thread", num_workers=2)
     assert entries(folder)[1].metrics == {"found": 1, "same": 1, "is_read": 1}
 
 
-@pytest.mark.slow
 def test_a_run_begins_with_a_folder_of_another_one(storage_url: str) -> None:
     first, _ = run_function(storage_url, "save_and_resume", train_loop_config={"num_epochs": 2})
     config = TrainConfig(
@@ -198,7 +190,6 @@ def test_a_run_begins_with_a_folder_of_another_one(storage_url: str) -> None:
     assert origin.digest == first.checkpoints()[0].digest
 
 
-@pytest.mark.slow
 def test_a_damaged_folder_is_quarantined_and_the_one_before_is_resumed(tmp_path: Path) -> None:
     config = {"num_epochs": 4, "fails_at": 2}
     with pytest.raises(UserCodeError):
@@ -214,14 +205,12 @@ def test_a_damaged_folder_is_quarantined_and_the_one_before_is_resumed(tmp_path:
     assert [entry.metrics["epoch"] for entry in entries(folder)] == [0, 1, 2, 3]
 
 
-@pytest.mark.slow
 def test_the_ranks_share_a_dataset_of_ray_data(tmp_path: Path) -> None:
     folder, _ = run_function(str(tmp_path), "", train_fn="", trainer=f"{FUNCTIONS}:with_a_dataset")
     (entry,) = entries(folder)
     assert entry.metrics["seen"] == entry.by_rank["1"]["seen"] == 50
 
 
-@pytest.mark.slow
 def test_a_dataset_that_no_cpu_is_left_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="and Ray Data, which reads its datasets, needs one"):
         run_function(
@@ -230,7 +219,6 @@ def test_a_dataset_that_no_cpu_is_left_for_is_refused(tmp_path: Path) -> None:
     assert not RunFolder(str(tmp_path), "run").exists()
 
 
-@pytest.mark.slow
 def test_a_validation_function_ranks_checkpoints_and_keeps_what_it_has_not_measured(
     tmp_path: Path,
 ) -> None:
@@ -255,7 +243,6 @@ def test_a_validation_function_ranks_checkpoints_and_keeps_what_it_has_not_measu
     assert [point.step for point in history] == [1, 2, 3, 4]
 
 
-@pytest.mark.slow
 def test_no_report_deletes_what_the_run_or_the_function_still_needs(
     tmp_path: Path,
 ) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from mlflow import MlflowClient
 
 from evertrain_flows.databases import create_tracking_database
 from tests.compat.reports.ranks import Ranks, write
 from train_core import TrainConfig, fit
-from train_core.cluster.runtime import RaySettings, start_ray
 from train_core.errors import StoppedError, UserCodeError
 from train_core.functions.validations import Validations
 from train_core.storage.evaluations import committed_evaluations
@@ -26,18 +24,6 @@ pytestmark = pytest.mark.timeout(240)
 FUNCTIONS = "tests.compat.functions.plain"
 DEFAULT = {"fn_kwargs": None, "timeout_s": None}
 QUICK = FunctionTiming(validation_poll_s=0.05)
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray starts processes while a test runs; they end with the module."""
-
-
-@pytest.fixture(scope="module")
-def own_ray() -> Iterator[None]:
-    start_ray(TrainConfig(), RaySettings())
-    yield
-    ray.shutdown()
 
 
 def of(folder: RunFolder, trainer: str = "with_a_validation") -> Validations:
@@ -58,7 +44,7 @@ def measured(folder: RunFolder) -> dict[int, dict[str, float | None] | None]:
     return {one.step: one.validation for one in folder.checkpoints()}
 
 
-@pytest.mark.usefixtures("own_ray")
+@pytest.mark.usefixtures("process_ray")
 @pytest.mark.parametrize("storage_url", ["local"], indirect=True)
 def test_what_an_attempt_that_died_has_requested_is_measured_once(
     folder: RunFolder,
@@ -97,7 +83,7 @@ def test_what_an_attempt_that_died_has_requested_is_measured_once(
     ]
 
 
-@pytest.mark.usefixtures("own_ray")
+@pytest.mark.usefixtures("process_ray")
 @pytest.mark.parametrize("storage_url", ["local"], indirect=True)
 def test_one_that_is_broken_off_is_awaited_still(
     folder: RunFolder, start: Callable[..., Ranks], tmp_path: Path

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.compat.reports.ranks import Ranks, write
 from tests.flows.conftest import ROOT
 from tests.storage.doubles.distant_store import DistantStore
@@ -29,6 +31,7 @@ print(verified_folder(run, committed, cache_of(run, 1)))
 """What each process runs: it begins when it gets a line, and prints where the folder is."""
 
 
+@pytest.mark.slow
 def test_eight_processes_that_ask_at_once_download_it_once(
     folder: RunFolder, start: Callable[..., Ranks], tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from train_core.policy.restarts import Asked, Ended
 from train_core.rank.data.recorded_workload import with_monitor
 from train_core.rank.distributed.stop_requests import StopRequests
 from train_core.storage.run_folder import Commit, RunFolder
-from train_core.timing import TIMING, ClusterTiming
+from train_core.timing import TIMING
 
 pytestmark = [pytest.mark.usefixtures("process_ray"), pytest.mark.timeout(240)]
 ASKED: dict[str, Any] = {
@@ -35,33 +35,33 @@ ASKED: dict[str, Any] = {
     "checkpoint_every_steps": 2,
     "checkpoint_backpressure": "wait",
     "cpus_per_worker": 0.5,
+    "spares": 0,
 }
 
 
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray starts processes while a test runs; they end with the module."""
-
-
-@pytest.fixture
-def launcher_with_spares() -> Iterator[Launcher]:
-    """One that starts the spares at once."""
-    yield from launcher_of(replace(TIMING.cluster, spare_after_s=0, spare_left_s=0))
-
-
-@pytest.fixture
-def launcher() -> Iterator[Launcher]:
-    """The implementation of the protocol that is tested; another one becomes a parameter here."""
-    yield from launcher_of(TIMING.cluster)
-
-
-def launcher_of(timing: ClusterTiming) -> Iterator[Launcher]:
-    pool = WorkerPool(TrainConfig(ray_address=LOCAL), timing=timing)
-    yield PoolLauncher(pool)
-    pool.end_workers()
-    # The next test looks for its own.
+@pytest.fixture(scope="module")
+def pool(process_ray: None) -> Iterator[WorkerPool]:
+    """Whose workers one test leaves to the next, and which starts spares at once."""
+    timing = replace(TIMING.cluster, spare_after_s=0, spare_left_s=0)
+    found = WorkerPool(TrainConfig(ray_address=LOCAL), timing=timing)
+    yield found
+    found.end_workers()
     _, alive = psutil.wait_procs(ranks(), timeout=10)
     assert not alive
+
+
+@pytest.fixture
+def launcher(pool: WorkerPool) -> Launcher:
+    """The implementation of the protocol that is tested; another one becomes a parameter here."""
+    return PoolLauncher(pool)
+
+
+@pytest.fixture
+def own_workers(pool: WorkerPool) -> Iterator[None]:
+    """Ends the workers before and after a test whose module changes what a process computes."""
+    pool.end_workers()
+    yield
+    pool.end_workers()
 
 
 def attempt(
@@ -141,8 +141,10 @@ def test_a_death_is_lost_and_the_others_live_on_for_the_next_attempt(
     assert digest_of_training(folder) == undisturbed
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_workers")
 def test_a_spare_trains_with_what_the_users_module_has_set_for_its_thread(
-    launcher_with_spares: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path
 ) -> None:
     digests = []
     for name in ("undisturbed", "killed"):
@@ -151,16 +153,17 @@ def test_a_spare_trains_with_what_the_users_module_has_set_for_its_thread(
         if name == "undisturbed":
             Path(scratch, "died").touch()
         asked = {"workload": "tests.rank.flushing:Flushing", "settings": {"scratch": str(scratch)}}
-        outcome = launcher_with_spares.run(attempt(folder, spares=1, **asked))
+        outcome = launcher.run(attempt(folder, spares=1, **asked))
         if name == "killed":
             assert outcome.ended is Ended.LOST
-            outcome = launcher_with_spares.run(attempt(folder, 2, **asked))
+            outcome = launcher.run(attempt(folder, 2, **asked))
             assert len(list(scratch.glob("loaded-*"))) == 3
         assert not outcome.error
         digests.append(digest_of_training(folder))
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 @pytest.mark.promise("sigterm-of-a-worker")
 def test_a_worker_that_gets_sigterm_hands_over_to_the_others(
     launcher: Launcher, tmp_path: Path
@@ -186,6 +189,7 @@ def test_a_worker_that_gets_sigterm_hands_over_to_the_others(
     assert digest_of_training(folder) == digest_of_training(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("sigterm-of-a-worker")
 @pytest.mark.parametrize(
     ("workload", "workers"), [("Terminated", 1), ("AllTerminated", 2)], ids=["alone", "all"]

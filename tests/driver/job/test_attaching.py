@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +30,7 @@ from tests.flows.mlflow_side import shown_at
 from tests.rank.alone import run
 from tests.rank.digests import digest_of_training
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
+from tests.waiting import wait_for
 from tests.web import refusing_proxy
 from train_core import TrainConfig
 from train_core.client.carriers.job import JobCarrier
@@ -98,20 +99,13 @@ class Amendment:
         with given or Driver.start(self.request, self.log.append) as driver:
             driver.prepared()
             self.trained = asking(driver, TRAIN, TRAIN.arguments())
-            wait_for(lambda: (self.folder.live() or {}).get("step") == HELD_AFTER - 1)
+            wait_for(lambda: (self.folder.live() or {}).get("step") == HELD_AFTER - 1, 240)
             assert not self.trained.done()
             yield driver
 
     def job(self) -> str:
         (job,) = job_mailbox.jobs_with_calls(self.folder.store)
         return job
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 240
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def process_of(job: str) -> psutil.Process:
@@ -144,6 +138,7 @@ def dashboard_of(ray_address: str) -> str:
     return url
 
 
+@pytest.mark.slow
 def test_a_job_is_submitted_once_followed_and_told_the_end_of(ray_address: str) -> None:
     jobs, job = RayJobs(ray_address), f"job-{uuid.uuid4().hex}"
     assert jobs.has_ended(job)
@@ -177,6 +172,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 MINE = """
 import os
 from tests.rank.tiny import Waiting
+from tests.waiting import wait_for
 
 class Mine(Waiting):
     def model(self):
@@ -195,6 +191,7 @@ def asked_of_a_proxy() -> Iterator[list[str]]:
         yield requests
 
 
+@pytest.mark.slow
 @pytest.mark.promise("job-outlives-caller", "cluster-other-wish", "cluster-code", "loopback-direct")
 def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     ray_address: str, tmp_path: Path, undisturbed: str, asked_of_a_proxy: list[str]
@@ -233,7 +230,7 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     # One attempt did it all, and nothing of the calls stays.
     assert lease.newest_attempt(asked.folder.store) == 1
     assert digest_of_training(asked.folder) == undisturbed
-    wait_for(lambda: not job_mailbox.jobs_with_calls(asked.folder.store))
+    wait_for(lambda: not job_mailbox.jobs_with_calls(asked.folder.store), 240)
     # A dashboard of this machine is asked directly.
     assert asked_of_a_proxy == []
 
@@ -245,7 +242,7 @@ def test_the_workers_start_before_anybody_asks_for_the_training(
     cluster, num_workers = dashboard_of(ray_address), asked.request.config.num_workers
     with Driver.start(asked.request, print) as driver:
         driver.prepared()
-        wait_for(lambda: said_by_ray(LIST_WORKERS, cluster).count("ALIVE") == num_workers)
+        wait_for(lambda: said_by_ray(LIST_WORKERS, cluster).count("ALIVE") == num_workers, 240)
 
 
 @pytest.mark.promise("job-dies")
@@ -272,7 +269,7 @@ def test_an_end_that_is_asked_for_is_orderly(asked: Amendment, undisturbed: str)
         closing = threading.Thread(target=driver.close, args=("KILLED",))
         closing.start()
         # A rank has heard it, in the step that is held.
-        wait_for(lambda: any("asked to stop" in line for line in asked.log))
+        wait_for(lambda: any("asked to stop" in line for line in asked.log), 240)
         asked.go_on.touch()
         closing.join()
         with pytest.raises(StoppedError):
@@ -295,7 +292,7 @@ def test_of_two_callers_the_last_one_ends_the_job(asked: Amendment, undisturbed:
         assert train(second).step == 10
     assert lease.newest_attempt(asked.folder.store) == 1
     assert digest_of_training(asked.folder) == undisturbed
-    wait_for(lambda: not job_mailbox.jobs_with_calls(asked.folder.store))
+    wait_for(lambda: not job_mailbox.jobs_with_calls(asked.folder.store), 240)
 
 
 @pytest.mark.slow
@@ -425,7 +422,7 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
     with Driver.start(scores.model_copy(update={"config": held}), print) as driver:
         driver.prepared()
         dying = asking(driver, INFER, INFER.arguments(checkpoint=last, source="test"))
-        wait_for(lambda: (notes / "held").exists() or (dying.done() and dying.result()))
+        wait_for(lambda: (notes / "held").exists() or (dying.done() and dying.result()), 240)
         (job,) = job_mailbox.jobs_with_calls(store)
         process_of(job).kill()
         driver.detach()
@@ -436,7 +433,7 @@ def _kill_a_batch_inference_and_score_again(ray_address: str, tmp_path: Path) ->
     (notes / "go-on").touch()
     with Driver.start(scores, print) as driver:
         assert infer(driver, last, "test").num_rows > 0
-    wait_for(lambda: not job_mailbox.jobs_with_calls(store))
+    wait_for(lambda: not job_mailbox.jobs_with_calls(store), 240)
     assert pins.pins_of(store, last.name) == []
     assert find_orphans(RunFolder(trains.storage, "run"), 99) == []
 

@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tests.driver.preparing.test_unchanged import prepare
-from tests.marks import slow
 from tests.rehearsal import odd
 from train_core import ArrayDataset, Batch, Split
 from train_core.config import TrainConfig
@@ -231,11 +230,11 @@ def test_a_rehearsal_on_a_gpu_has_a_process_of_its_own(
         begin(request(tmp_path, "second", name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "error", "said"),
     [
-        # Its error comes the way of FailsElsewhere's; above, it is that of a rehearsal without one.
-        slow("Exits", WorkloadError, r"it called sys\.exit"),
+        ("Exits", WorkloadError, r"it called sys\.exit"),
         ("Dies", WorkloadError, "the process that rehearsed .*Dies died with code 7"),
         ("FailsElsewhere", StageError, "KeyError: 'a column that is not there'"),
     ],

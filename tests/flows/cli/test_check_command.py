@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.flows.conftest import isolated
+import pytest
+
+from evertrain_flows.cli.app import main
 from train_core.requests import ACCEPT
 
 NOISY = """
@@ -30,30 +32,29 @@ class Broken(Digits):
 """
 
 
-def check(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
-    """The command, in the folder with the workload's module."""
-    (folder / "noisy.py").write_text(NOISY)
-    return subprocess.run(
-        [sys.executable, "-m", "evertrain_flows.cli", "check", f"noisy:{name}", "--json"],
-        cwd=folder,
-        env={name: one for name, one in isolated(folder).items() if name != ACCEPT},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture(autouse=True)
+def noisy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The workloads' module, where the command finds it."""
+    (tmp_path / "noisy.py").write_text(NOISY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv(ACCEPT)
+    yield
+    sys.modules.pop("noisy", None)
 
 
-def test_its_json_is_alone_on_stdout(tmp_path: Path) -> None:
-    done = check(tmp_path, "Loud")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_its_json_is_alone_on_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "noisy:Loud", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
     assert found["tried"]
     assert not found["findings"]
 
 
-def test_an_error_of_the_workload_is_one_line_with_its_place(tmp_path: Path) -> None:
-    done = check(tmp_path, "Broken")
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+def test_an_error_of_the_workload_is_one_line_with_its_place(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "noisy:Broken", "--json"]) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
     assert "KeyError: 'no_such_column'" in line
     assert "noisy.py, line 17, in dataset" in line

@@ -332,6 +332,7 @@ def test_workloads_are_listed_with_their_settings(capsys: pytest.CaptureFixture[
         assert json.loads(capsys.readouterr().out)["type"] == "object"
 
 
+@pytest.mark.slow
 @pytest.mark.promise("dry-run-function")
 def test_the_plan_of_a_functions_dry_run_is_lines(tmp_path: Path) -> None:
     function = ("--train-fn", "tests.compat.functions.plain:metrics_only")

@@ -8,7 +8,6 @@ import pytest
 
 from evertrain_flows.cli.run_pipeline import saying_what_next
 from tests.flows.conftest import Evertrain
-from tests.marks import slow
 from tests.rank.alone import create
 from train_core import TrainConfig
 from train_core.errors import StageError, UserCodeError
@@ -66,12 +65,13 @@ class InMetrics(Digits):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.promise("who-tries-again")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("InDataset", "KeyError: 'no_such_column'{} (broken.py, line 8, in dataset)"),
-        slow("InMetrics", "ZeroDivisionError: division by zero{} (broken.py, line 13, in metrics)"),
+        ("InMetrics", "ZeroDivisionError: division by zero{} (broken.py, line 13, in metrics)"),
     ],
 )
 def test_an_error_before_the_training_names_its_line_and_a_log_with_the_traceback(

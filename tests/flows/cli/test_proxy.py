@@ -20,6 +20,7 @@ from train_core.storage.run_folder import RunFolder
 LOOPBACK = "localhost,127.0.0.1,::1"
 
 
+@pytest.mark.slow
 @pytest.mark.promise("dry-run", "loopback-direct", "own-names")
 @pytest.mark.timeout(400)
 def test_a_dry_run_takes_one_step_through_every_stage_whatever_stands_around(
@@ -57,6 +58,7 @@ def test_a_dry_run_takes_one_step_through_every_stage_whatever_stands_around(
     assert 0 < report.predictions.num_rows < 360
 
 
+@pytest.mark.promise("loopback-direct")
 @pytest.mark.parametrize(
     ("given", "listed"),
     [

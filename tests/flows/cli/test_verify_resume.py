@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.flows.conftest import isolated
-from tests.marks import slow
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 # As short as a proof can be: two epochs of four steps, a checkpoint every second one.
 ASKED = ("--steps", "8", "--batch-size", "32")
@@ -62,7 +61,7 @@ def proof_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.promise("verify-resume")
-@pytest.mark.parametrize("workers", [1, slow(2)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
     verify_resume: Prove, tmp_path: Path, workers: int
 ) -> None:
@@ -94,7 +93,6 @@ def test_a_workload_that_resumes_exactly_ends_with_code_0_and_leaves_nothing(
     assert list((tmp_path / "here").glob("runs/*")) == []
 
 
-@pytest.mark.slow
 def test_one_that_does_not_ends_with_code_1_and_the_first_difference(
     verify_resume: Prove, tmp_path: Path
 ) -> None:
@@ -126,7 +124,6 @@ def test_one_that_does_not_ends_with_code_1_and_the_first_difference(
         assert [one.manifest.step for one in kept] == [2, 4, 6, 8]
 
 
-@pytest.mark.slow
 def test_without_a_storage_both_runs_lie_beside_their_logs(
     verify_resume: Prove, tmp_path: Path
 ) -> None:
@@ -139,7 +136,6 @@ def test_without_a_storage_both_runs_lie_beside_their_logs(
     assert lies_in(tmp_path / "here") == []
 
 
-@pytest.mark.slow
 def test_a_training_that_fails_by_itself_ends_with_code_2_and_leaves_its_log(
     verify_resume: Prove, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def end_of(name: str) -> State[Any]:
     return (Failed if is_failed else Completed)(name=name, message=f"about {name}")
 
 
+@pytest.mark.slow
 @pytest.mark.promise("notifications", "named-endings")
 def test_each_ending_sends_its_message_once_though_the_files_were_applied_twice(
     api: str, posts: tuple[str, list[dict[str, str]]], tmp_path: Path
@@ -126,6 +127,7 @@ def delivered(api: str) -> list[dict[str, Any]]:
     return [one for one in filtered(api, "automations") if one["name"] in names]
 
 
+@pytest.mark.slow
 def test_a_double_is_deleted_and_a_paused_one_stays_paused(api: str) -> None:
     apply_file(str(AUTOMATIONS))
     first, second = delivered(api)
@@ -141,6 +143,7 @@ def test_a_double_is_deleted_and_a_paused_one_stays_paused(api: str) -> None:
     assert enabled == {first["name"]: False, second["name"]: True}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("named-endings")
 @pytest.mark.parametrize(
     ("outcome", "name", "says"),

@@ -28,7 +28,7 @@ from tests.flows.deployment.deployed import (
 from train_core.storage.run_folder import RunFolder
 
 # A server and five commands of Prefect's, beside other work.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 INTERVAL_S = 20
 LONG_S = 400
@@ -88,7 +88,6 @@ def test_a_schedule_schedules_runs_and_stays_on_when_it_is_deployed_again(
     assert errors_in(home / "server.log") == []
 
 
-@pytest.mark.slow
 @pytest.mark.promise("schedule")
 def test_a_schedule_of_an_earlier_prefect_yaml_stays_as_it_was_switched(
     site: Site, file: Path
@@ -120,7 +119,6 @@ def names_of(states: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.promise("one-at-a-time", "automation")
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_schedule_fires_again_and_again_one_waits_and_one_that_dies_is_run_again(
     site: Site, api: str, home: Path, file: Path

@@ -5,7 +5,6 @@ Its flow only stands still; what frees a slot is Prefect's server, which knows o
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -40,7 +39,7 @@ from train_core.storage.coordination.holder import Life
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DEPLOYMENT = "retrain/hold"
 LEASE_S = 30
@@ -162,15 +161,9 @@ def strike(held: Held, struck: Struck, where: str) -> None:
         held.start_worker()
 
 
-ROWS = list(itertools.product(Struck, (PENDING, RUNNING, "cancelling")))
-QUICK = (Struck.BOTH, PENDING)
-
-
 @pytest.mark.promise("slots-return")
-@pytest.mark.parametrize(
-    ("struck", "where"),
-    [pytest.param(*row, marks=[] if row == QUICK else pytest.mark.slow) for row in ROWS],
-)
+@pytest.mark.parametrize("where", [PENDING, RUNNING, "cancelling"])
+@pytest.mark.parametrize("struck", Struck)
 def test_the_next_run_begins(held: Held, struck: Struck, where: str) -> None:
     bring_into(held, where)
     strike(held, struck, where)
@@ -195,7 +188,6 @@ def only_one(found: list[DeploymentSlots]) -> DeploymentSlots:
 HASTY_LOOK = replace(TIMING, slot_silence_s=1, slots_settle_s=1)
 
 
-@pytest.mark.slow
 @pytest.mark.promise("slots-freed")
 def test_a_slot_that_a_dead_run_holds_at_a_forgetful_server_is_freed_by_a_command(
     forgetful: Held,
@@ -218,7 +210,6 @@ def test_a_slot_that_a_dead_run_holds_at_a_forgetful_server_is_freed_by_a_comman
     forgetful.wait_for_state("second", "COMPLETED")
 
 
-@pytest.mark.slow
 @pytest.mark.promise("slots-freed")
 def test_a_run_that_lives_or_may_live_keeps_its_slot_at_a_forgetful_server(
     forgetful: Held,

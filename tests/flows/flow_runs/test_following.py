@@ -24,7 +24,7 @@ from train_core.results import ModelVersion
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import create_run
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @flow(name="retrain")

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.pipeline import House, outcome
+from tests.chaos.pipeline import House, outcome, remaining, unfinished
 from tests.flows.conftest import RETRAIN, Evertrain
 from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
 from tests.flows.mlflow_side import runs_in_mlflow, shown_in_mlflow
@@ -26,7 +26,7 @@ from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(600)
 
-HELD_AFTER = 31
+HELD_AFTER, KILLED_AFTER = 31, 45
 
 
 def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
@@ -39,10 +39,10 @@ def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None
 
 @contextmanager
 def held(
-    run: str, home: Path, environment: dict[str, str], *more: str
+    run: str, home: Path, environment: dict[str, str], *more: str, after: int = HELD_AFTER
 ) -> Iterator[tuple[subprocess.Popen[str], RunFolder, Path]]:
     """A pipeline that stands still after a step, and the file whose appearance lets it go on."""
-    folder, go_on = RunFolder(str(home / ".evertrain/runs"), run), home / f"{run}-go-on"
+    folder, go_on = RunFolder(str(home / ".evertrain/runs"), run), home / f"{run}-{after}-go-on"
     with subprocess.Popen(
         [
             sys.executable,
@@ -56,14 +56,14 @@ def held(
             *more,
         ],
         cwd=home,
-        env={**environment, HOLD_AFTER_STEP: str(HELD_AFTER), HOLD_UNTIL: str(go_on)},
+        env={**environment, HOLD_AFTER_STEP: str(after), HOLD_UNTIL: str(go_on)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         try:
             # Two more steps are done by then: the last is seen in the next one's word.
-            wait_for(lambda: (folder.live() or {}).get("step") == HELD_AFTER - 1, process)
+            wait_for(lambda: (folder.live() or {}).get("step") == after - 1, process)
             yield process, folder, go_on
         finally:
             process.kill()
@@ -135,21 +135,31 @@ def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(stopped: Stopped) ->
     assert stopped.state == "interrupted"
 
 
-@pytest.mark.promise("stop")
-def test_a_run_that_was_stopped_goes_on_to_the_same_end(
+@pytest.mark.promise("stop", "exact-pipeline")
+def test_a_run_that_was_stopped_and_then_killed_goes_on_to_the_same_end(
     stopped: Stopped,
     undisturbed: str,
     evertrain: Evertrain,
     environment: dict[str, str],
     home: Path,
 ) -> None:
+    with held(stopped.run, home, environment, after=KILLED_AFTER) as (process, folder, go_on):
+        belongings = set(psutil.Process(process.pid).children(recursive=True))
+        process.kill()
+        go_on.touch()
+    left = remaining(belongings)
     done = evertrain("runs", "resume", stopped.run)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"continuing run {stopped.run}")
-    house = House(home, environment, stopped.folder.storage)
+    house = House(home, environment, folder.storage)
     assert outcome(house, stopped.run) == outcome(house, "undisturbed")
-    newest = stopped.folder.checkpoints()[-1]
-    assert (newest.manifest.step, newest.name.attempt) == (60, 2)
+    assert left + unfinished(folder) == []
+    newest = folder.checkpoints()[-1]
+    assert (newest.manifest.step, newest.name.attempt) == (60, 3)
+    # The one that was killed is no longer said to run.
+    ended = shown_in_prefect(home, stopped.run)
+    assert (ended[0], ended[-1], len(ended)) == ("CANCELLED", "COMPLETED", 3)
+    assert "RUNNING" not in ended
 
 
 @pytest.mark.promise("runs-delete")

@@ -14,12 +14,15 @@ from tests.chaos.pipeline import House, outcome
 from tests.chaos.servers.failing_server import strike_server
 from tests.chaos.servers.outages import EMBEDDED, Outage
 from tests.chaos.strike import Fault, strike
+from tests.marks import SLOW
 
 pytestmark = pytest.mark.timeout(400)
 
 S3 = pytest.mark.s3
 FEW = [
-    pytest.param("local", Fault("the flow", "before the manifest"), id="disk, the flow"),
+    pytest.param(
+        "local", Fault("the flow", "before the manifest"), id="disk, the flow", marks=SLOW
+    ),
     pytest.param("s3", Fault("rank 1", "upload", rank=1), id="S3, a rank", marks=S3),
 ]
 
@@ -54,6 +57,7 @@ def test_a_pipeline_that_is_struck_ends_as_if_it_was_not(
     assert recovery.faults == []
 
 
+@SLOW
 @pytest.mark.promise("prefect-away", "prefect-stays-away")
 def test_a_pipeline_whose_prefect_server_is_killed_while_it_trains_ends_in_time(
     house: House, reference: dict[str, Any]

@@ -38,6 +38,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, An
     return RunFolder(storage, "run"), train(storage, "run", attempt=1, workers=3, config=CONFIG)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("fsdp")
 def test_resumed_on_as_many_workers_it_ends_with_the_same_bits(
     undisturbed: tuple[RunFolder, Any], storage_url: str, tmp_path: Path

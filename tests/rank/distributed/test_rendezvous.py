@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 from tests.asked import evaluate, train
 from tests.nodes.network import PREFIX
 from tests.ranks.ray_processes import part_of_ray
+from tests.waiting import wait_for
 from train_core import TrainConfig
 from train_core.client.driver_handle import Driver
 from train_core.errors import StageError
@@ -51,13 +52,6 @@ def begin(
 
 def step_of(folder: RunFolder) -> int:
     return int((folder.live() or {}).get("step", 0))
-
-
-def wait_until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 90
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def training_processes(driver: Driver) -> list[psutil.Process]:
@@ -114,10 +108,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     with ThreadPoolExecutor(1) as thread, driver:
         driver.prepared()
         # The workers have started, and know no training yet: so far it is Ray that listens.
-        wait_until(lambda: len(training_processes(driver)) == 3)
+        wait_for(lambda: len(training_processes(driver)) == 3, 90)
         of_ray = listening(training_processes(driver))
         training = thread.submit(train, driver)
-        wait_until(lambda: step_of(folder) >= 1)
+        wait_for(lambda: step_of(folder) >= 1, 90)
         opened = listening(training_processes(driver)) - of_ray
         everything = all_processes(driver)
         all_opened, names = listening(everything), {one.name() for one in everything}
@@ -125,6 +119,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         yield Trained(driver, opened, all_opened, names, training.result().finalists, log)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("loopback")
 def test_what_is_opened_for_a_training_on_this_machine_is_on_the_loopback_only(
     trained: Trained,
@@ -133,6 +128,7 @@ def test_what_is_opened_for_a_training_on_this_machine_is_on_the_loopback_only(
     assert {host for host, _ in trained.opened} == {LOOPBACK}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("loopback")
 def test_no_process_of_a_local_ray_listens_beyond_the_loopback(trained: Trained) -> None:
     assert {"gcs_server", "raylet"} <= trained.names
@@ -141,6 +137,7 @@ def test_no_process_of_a_local_ray_listens_beyond_the_loopback(trained: Trained)
     assert {host for host, _ in trained.all_opened} <= {LOOPBACK, f"::ffff:{LOOPBACK}"}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("ray-dies")
 def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(trained: Trained) -> None:
     """The last one that uses the driver. That another part of Ray dies is in test_ray_dies.py."""
@@ -150,7 +147,7 @@ def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(trained
     with pytest.raises(StageError, match="ended unexpectedly"):
         evaluate(trained.driver, trained.finalists, "validation")
     # A thread reads the log; it may be behind the replies.
-    wait_until(lambda: any("Ray's raylet died" in (warning_in(one) or "") for one in trained.log))
+    wait_for(lambda: any("Ray's raylet died" in (warning_in(one) or "") for one in trained.log), 90)
 
 
 def test_gloo_takes_the_interface_that_leads_to_the_driver() -> None:
@@ -193,7 +190,7 @@ def test_a_driver_that_stands_still_costs_no_step(tmp_path: Path) -> None:
     with driver:
         training = threading.Thread(target=train, args=(driver,))
         training.start()
-        wait_until(lambda: step_of(folder) >= 2)
+        wait_for(lambda: step_of(folder) >= 2, 90)
         os.kill(driver.carrier.process.pid, signal.SIGSTOP)
         before, begun = step_of(folder), time.monotonic()
         # This is the promise, and no wait for something.

@@ -132,6 +132,7 @@ def test_a_file_that_is_listed_twice_is_refused(store: Store, field: str) -> Non
     assert f"{field}.1.name" in refused(store, altered(**{field: [entry, entry]}))
 
 
+@pytest.mark.slow
 def test_documents_that_are_as_large_as_allowed_are_refused_soon(store: Store) -> None:
     entry = FileEntry.of("a", b"").model_dump()
     files = [entry | {"name": f"f{number}"} for number in range(MAX_ENTRIES + 1)]
