@@ -206,6 +206,8 @@ def noticed_by(mutant: Mutant, more: list[str]) -> str:
                     "-n",
                     "4",
                 ),
+                # Before the environment's own path to the packages, which are without the fault.
+                *("-o", "pythonpath=importable ."),
                 # They look at the code itself, which is another one here.
                 *(f"--ignore=tests/test_{name}.py" for name in ("mutants", "promises")),
                 *more,
