@@ -86,6 +86,16 @@ def test_what_is_read_stays_and_goes_when_it_was_read(any_folder: RunFolder) -> 
     assert str(first) not in any_folder.store.names(PINS)
 
 
+def test_who_is_in_a_hurry_deletes_no_further_checkpoint(folder: RunFolder) -> None:
+    three(folder)
+    answers = iter([False, False, True])
+    delete_superseded(RunWriter(folder, 1), STRICT, is_hurried=lambda: next(answers, True))
+    assert kept(folder) == [2, 3]
+    assert pins.valid_pins(folder.store) == []
+    delete_superseded(RunWriter(folder, 1), STRICT)
+    assert kept(folder) == [3]
+
+
 def test_a_reader_that_fails_lets_go(folder: RunFolder) -> None:
     first, second, _ = three(folder)
 

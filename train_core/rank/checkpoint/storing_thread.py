@@ -178,8 +178,7 @@ class StoringThread:
             raise
         self.announced = name
         self._mailbox.announce(str(name))
-        if not self._is_hurried:
-            delete_superseded(self.run_writer, self._config)
+        delete_superseded(self.run_writer, self._config, is_hurried=lambda: self._is_hurried)
         return committed
 
     def _find_or_clear(self, step: int, after_s: float) -> Commit | None:

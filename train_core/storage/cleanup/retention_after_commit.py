@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -18,16 +18,23 @@ from train_core.storage.run_writer import RunWriter
 _log = logging.getLogger(__name__)
 
 
-def delete_superseded(writer: RunWriter, config: TrainConfig, kept: Collection[str] = ()) -> None:
+def delete_superseded(
+    writer: RunWriter,
+    config: TrainConfig,
+    kept: Collection[str] = (),
+    is_hurried: Callable[[], bool] = lambda: False,
+) -> None:
     """Apply the retention rules, but to those `kept`, which are checkpoints' names.
 
-    A failure leaves a checkpoint more, never one less.
+    A failure leaves a checkpoint more, never one less. Once `is_hurried`, nothing more is deleted.
 
     Nobody resumes from what is deleted here, as there is a newer commit. The checkpoint that this
     attempt began from has no privilege: an interrupted run keeps the same checkpoints as an
     undisturbed one. The best checkpoint of a run that ended and was extended stays, as its report
     names it.
     """
+    if is_hurried():
+        return
     folder = writer.folder
     try:
         checkpoints = folder.checkpoints()
@@ -35,10 +42,11 @@ def delete_superseded(writer: RunWriter, config: TrainConfig, kept: Collection[s
         gone = {
             verdict.candidate.name
             for verdict in found
-            if not (verdict.is_kept or verdict.candidate.name in kept)
+            if not (verdict.is_kept or verdict.candidate.name in kept or is_hurried())
             and delete_unless_pinned(writer, verdict.candidate.name)
         }
-        _delete_merged_segments(writer, checkpoints, gone)
+        if not is_hurried():
+            _delete_merged_segments(writer, checkpoints, gone)
     except FencedError:
         raise
     except (OSError, EvertrainError) as error:
