@@ -18,9 +18,12 @@ from train_core.rank import training
 from train_core.rank.distributed.group import Group
 from train_core.rank.distributed.rendezvous import Membership
 from train_core.storage.objects.retry_policy import RetryPolicy
+from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import RunFolder
 
 TRAIN = f"{__name__}:train"
+LAST_OF_RANK_0 = "optimizer.safetensors.index.json"
+"""The file of a checkpoint that rank 0 stores last, before the commit."""
 SLOW_S = 1.8
 """Of which a validation has three or four."""
 Steps = list[tuple[int, int, int, int]]
@@ -47,8 +50,8 @@ class InPlaceTrainer(MortalTrainer):
     """Also `in_restore`, `before_update`, `after_update`, `after_step`; `before_joining` a group.
 
     `stuck`: it does not go on; `slow_validation`: it measures for longer than it is waited for;
-    `alter`: a weight is another one than on the other ranks; `shared`: its share of the checkpoint
-    is stored, and it dies.
+    `alter`: a weight is another one than on the other ranks; `shared`: all shares of the checkpoint
+    are stored, and it dies.
     """
 
     def __init__(
@@ -75,7 +78,9 @@ class InPlaceTrainer(MortalTrainer):
         while self.folder.fault.is_at("stuck", self.progress.step):
             time.sleep(60)
         if self.folder.fault.is_at("shared", self.progress.step):
-            while self.checkpointer.is_busy:
+            name = CheckpointName(self.progress.step, self.attempt)
+            last = f"{CHECKPOINTS}/{name}/{LAST_OF_RANK_0}"
+            while self.checkpointer.is_busy or not self.folder.store.exists(last):
                 time.sleep(0.01)
             self.meet("shared")
         if self.folder.fault.is_at("alter", self.progress.step):
