@@ -35,8 +35,13 @@ def rows() -> Iterator[Any]:
 
 @pytest.mark.promise("as-plain-torch")
 @pytest.mark.parametrize("name", list(rows()))
-def test_a_row_is_trained_as_plain_torch_trains_it_or_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_row_is_trained_as_plain_torch_trains_it_or_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = TABLE[name]
+    if name == COMPILES:
+        # With more of them torch keeps a pool of threads.
+        monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     for num_shards in ALL_SHARDS:
         folder = RunFolder(str(tmp_path), f"on-{num_shards}")
         if case.refused and num_shards >= case.refused_from:
