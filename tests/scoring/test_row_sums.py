@@ -57,6 +57,7 @@ def test_rows_that_differ_are_found() -> None:
     assert np.flatnonzero(differs).tolist() == [3, 19]
 
 
+@pytest.mark.slow
 def test_a_thousand_classes_take_the_memory_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_sums, "BLOCK_VALUES", 2**16)
     # True negatives: all classes but that of the row and the one that was predicted.

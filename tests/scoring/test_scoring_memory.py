@@ -39,6 +39,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.promise("gate-rows")
 def test_a_state_that_is_a_part_of_a_large_tensor_does_not_keep_it() -> None:
     ended = subprocess.run(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.marks import slow
 from train_core import TrainConfig
 from train_core.described_errors import rebuild
 from train_core.driver.job.mailbox_transport import MailboxTransport
@@ -382,7 +383,7 @@ class AwayStore(Store):
 
 
 @pytest.mark.promise("last-caller")
-@pytest.mark.parametrize("keeps_waiting", [False, True])
+@pytest.mark.parametrize("keeps_waiting", [False, slow(True)])
 def test_a_storage_that_is_away_makes_no_caller_count_as_gone(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, keeps_waiting: bool
 ) -> None:
