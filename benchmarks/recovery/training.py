@@ -55,6 +55,8 @@ class Training:
             num_shards=num_workers,
             # All of them share two cores.
             cpus_per_worker=min(1, 2 / num_workers),
+            # No training ends before its last kill.
+            epochs=100,
             checkpoint_every_s=CYCLE_S,
             checkpoint_every_epochs=0,
             gpus_per_worker=0,
