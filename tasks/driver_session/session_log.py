@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from train_core.text.log_lines import WARNING, warning_in
+from train_core.text.log_lines import WARNING, warning_in, without_codes
 from train_core.text.shown_text import shown
 
 REMEMBERED_LINES = 2000
-
-# Ray colours its workers' lines.
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class SessionLog:
@@ -31,7 +27,7 @@ class SessionLog:
 
     def add(self, line: str) -> None:
         """Add a line, or several, without colours, control characters and secrets."""
-        lines = _COLOURS.sub("", line).split("\n")
+        lines = without_codes(line).split("\n")
         line = "\n".join(shown(one, keeps="\t") for one in lines)
         with self._lock:
             self._lines.append(line)

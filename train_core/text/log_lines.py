@@ -41,12 +41,20 @@ WARNING = "warning: "
 """What the lines of the log begin with that somebody should look at."""
 
 
+# Ray colours its workers' lines, and Ray Data's progress bars move the cursor before them.
+_OF_A_TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # How Ray marks the lines of a worker.
 _OF_A_WORKER = re.compile(r"\([\w ]+[^)]*\) ")
 
 
+def without_codes(line: str) -> str:
+    """The line without the codes by which a terminal colours text and moves the cursor."""
+    return _OF_A_TERMINAL.sub("", line)
+
+
 def warning_in(line: str) -> str | None:
     """What a line of the log warns of; None if it is no warning of evertrain's."""
+    line = without_codes(line)
     marked = _OF_A_WORKER.match(line)
     text = line[marked.end() :] if marked else line
     return text.removeprefix(WARNING) if text.startswith(WARNING) else None

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from evertrain_tasks.driver_session.session_log import SessionLog, run_logger
+from train_core.text.log_lines import warning_in
 
 
 def test_a_late_listener_gets_the_lines_before_it_without_their_colours() -> None:
@@ -13,6 +14,16 @@ def test_a_late_listener_gets_the_lines_before_it_without_their_colours() -> Non
     log.listen(lines.append)
     log.add_warning("the disk is full")
     assert lines == ["(Worker pid=1) step 1", "warning: the disk is full"]
+
+
+def test_a_warning_that_a_progress_bar_has_moved_the_cursor_for_is_one() -> None:
+    log, lines = SessionLog(), list[str]()
+    log.listen(lines.append)
+    # As Ray writes a worker's line after it has hidden two bars of Ray Data.
+    line = "\x1b[A\x1b[36m(RayTrainWorker pid=7)\x1b[0m warning: several ranks"
+    log.add(line)
+    assert lines == ["(RayTrainWorker pid=7) warning: several ranks"]
+    assert warning_in(line) == warning_in(lines[0]) == "several ranks"
 
 
 @pytest.mark.promise("terminal", "secrets")
