@@ -33,7 +33,6 @@ from train_core.results import (
     GateResult,
     PredictionsResult,
     Report,
-    Selection,
 )
 from train_core.stages import EVALUATE, GATE, INFER, PROMOTE, PUBLISH, TRAIN
 from train_core.storage.records.names import default_run_name
@@ -133,14 +132,14 @@ def _compute(start: Start, session: Session) -> Report:
 
     def publish(
         evaluations: list[EvaluationResult],
-        selection: Selection,
+        best: CheckpointSummary | None,
         predictions: PredictionsResult | None = None,
         gated: GateResult | None = None,
     ) -> Report:
         outcome = PUBLISH.arguments(
             train=trained,
             evaluations=evaluations,
-            best=selection.best,
+            best=best,
             predictions=predictions,
             gate=gated,
             seconds=dict(session.seconds),
@@ -158,8 +157,9 @@ def _compute(start: Start, session: Session) -> Report:
     # A factory's trainer may name another one than the parameters.
     metric, order = trained.monitor, trained.monitor_order
     if not request.config.has_workload:
-        # No stage knows what is in a folder that a function reported.
-        return publish([], start(select, trained.checkpoints, metric, order)())
+        # No stage knows what is in a folder that a function reported, if it reported any.
+        reported = trained.checkpoints
+        return publish([], start(select, reported, metric, order)().best if reported else None)
     evaluations = evaluating(trained.finalists, "validation")()
     selection = start(select, with_metrics(evaluations), metric, order)()
     scored = INFER.arguments(checkpoint=selection.best, source=pipeline.infer_input)
@@ -167,7 +167,7 @@ def _compute(start: Start, session: Session) -> Report:
     tested = evaluating([selection.best], "test")()
     predictions = predicting()
     gated = _gate(start, session, selection.best) if pipeline.gate else None
-    return publish(evaluations + tested, selection, predictions, gated)
+    return publish(evaluations + tested, selection.best, predictions, gated)
 
 
 def _gate(start: Start, session: Session, best: CheckpointSummary) -> GateResult:

@@ -132,7 +132,8 @@ class PublishArguments(Result):
 
     train: TrainResult
     evaluations: list[EvaluationResult]
-    best: CheckpointSummary
+    best: CheckpointSummary | None
+    """None: a training function reported no checkpoint."""
     predictions: PredictionsResult | None
     gate: GateResult | None = None
     seconds: dict[str, float]
@@ -146,7 +147,7 @@ class PublishArguments(Result):
         found = [
             one.metrics
             for one in self.evaluations
-            if one.split == "test" and one.checkpoint.name == self.best.name
+            if self.best and one.split == "test" and one.checkpoint.name == self.best.name
         ]
         return found[0] if found else {}
 

@@ -112,7 +112,10 @@ def naming_its_end(function: Callable[P, R]) -> Callable[P, R]:
             return Failed(name=failure_name(error), message=str(error), data=error)
         if not isinstance(result, Report):
             return result
-        best = f"{result.best.name} is the best checkpoint of run {result.run}"
+        if result.best:
+            best = f"{result.best.name} is the best checkpoint of run {result.run}"
+        else:
+            best = f"run {result.run} reported no checkpoint"
         message = result.gate.summary if result.gate else best
         return Completed(name=gate_name(result.gate), message=message, data=result)
 

@@ -18,7 +18,7 @@ from prefect.client.schemas.actions import ArtifactCreate
 
 from evertrain_tasks.driver_session.session import Session
 from evertrain_tasks.prefect_server.flow_run import deployment_of_flow_run
-from evertrain_tasks.report.checkpoints import compared
+from evertrain_tasks.report.checkpoints import compared, is_best
 from evertrain_tasks.report.escaped_markdown import link, plain
 from evertrain_tasks.report.numbers import number
 from evertrain_tasks.report.page import report_markdown
@@ -120,7 +120,7 @@ def checkpoint_rows(report: Report) -> list[dict[str, Any]]:
                 for name, value in full(one.metrics).items()
                 if name not in ("step", "epoch")
             },
-            "best": "yes" if one.name == report.best.name else "",
+            "best": "yes" if is_best(report, one) else "",
         }
         for one in compared(report)
     ]

@@ -18,3 +18,8 @@ def compared(report: Report) -> list[CheckpointSummary]:
         if one.split == VALIDATION
     ]
     return sorted(measured or report.train.checkpoints, key=lambda one: one.step)
+
+
+def is_best(report: Report, checkpoint: CheckpointSummary) -> bool:
+    """Whether the checkpoint is the best one of the report."""
+    return report.best is not None and checkpoint.name == report.best.name

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from evertrain_tasks.report.checkpoints import is_best
 from evertrain_tasks.report.escaped_markdown import code, link, plain, table
 from evertrain_tasks.report.gate_table import evidence_markdown
 from evertrain_tasks.report.numbers import number
@@ -35,7 +36,9 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
     before = earlier[0] if earlier else None
     lines = [
         f"# {plain(report.run)}",
-        f"Best checkpoint: {code(report.best.name)} (step {report.best.step})",
+        f"Best checkpoint: {code(report.best.name)} (step {report.best.step})"
+        if report.best
+        else "No checkpoint was reported",
         metrics_table(report, before),
         *([compared_with(*earlier, record.datasets)] if earlier else []),
         *([evidence_markdown(report.gate)] if report.gate else []),
@@ -143,9 +146,9 @@ def difference(value: float | None, was: float | None) -> str:
 def _of_best(report: Report) -> dict[str, dict[str, float | None]]:
     """The metrics of the report's best checkpoint, by split and by their short names."""
     if not report.evaluations:
-        return {REPORTED: report.best.metrics}
+        return {REPORTED: report.best.metrics} if report.best else {}
     return {
         one.split: short_names(one.split, one.metrics)
         for one in report.evaluations
-        if one.checkpoint.name == report.best.name
+        if is_best(report, one.checkpoint)
     }

@@ -29,12 +29,14 @@ def read_report(folder: RunFolder) -> Report | None:
 
 
 def reported_best(folder: RunFolder) -> str | None:
-    """The name of the best checkpoint; None while the run has no report.
+    """The name of the best checkpoint; None while the run has no report, or if it has no best.
 
     Raises CheckpointError if the report is damaged, or does not name one.
     """
     report = folder.report()
-    return None if report is None else reported(report, folder, str, "best", "name")
+    if report is None or report.get("best", "") is None:
+        return None
+    return reported(report, folder, str, "best", "name")
 
 
 def reported(report: dict[str, Any], folder: RunFolder, kind: type[_T], *path: str) -> _T:

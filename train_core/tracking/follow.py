@@ -203,13 +203,15 @@ class Follower:
     def _follow_report(self, report: Report) -> None:
         newest = self._folder.newest()
         is_of_newest = newest is None or report.train.step >= newest.step
-        best = CheckpointName.parse(report.best.name)
+        best = CheckpointName.parse(report.best.name) if report.best else None
         if not is_of_newest and not (best and self._folder.exists_checkpoint(best)):
             # The run was extended since, and has another best.
             return
         outcome = Outcome.of(self._folder, report)
         state = f"{outcome} after step {report.train.step}"
         self._send("the outcome", partial(self._show_outcome, outcome), state)
+        if report.best is None:
+            return
         # A part of its own: a model that cannot be shown must not hide the metrics.
         models = partial(self._complete_models, report.best, is_finished=is_of_newest)
         self._send("the models", models, f"{report.best.uri} after step {report.train.step}")

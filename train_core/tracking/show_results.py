@@ -79,6 +79,8 @@ def show_outcome(shown: ShownRun, outcome: Outcome) -> None:
     The training's curves go on after the best checkpoint: its metrics have names of their own.
     """
     best = outcome.best
+    if best is None:
+        return
     created_s = seconds(shown.folder.find(best.name).manifest.created_at)
     values = _of_best(_headline(shown.record, best, outcome.test_metrics))
     points = Points(points_of(values, best.step, created_s))

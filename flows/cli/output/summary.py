@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evertrain_flows.cli.output.terminal import Screen
-from evertrain_tasks.report.checkpoints import compared
+from evertrain_tasks.report.checkpoints import compared, is_best
 from evertrain_tasks.report.numbers import number
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.policy.stop_reasons import StopReason
@@ -22,19 +22,21 @@ def print_summary(report: Report, report_uri: str, screen: Screen) -> None:
 
 def _print_checkpoints(report: Report, screen: Screen) -> None:
     chosen_from = compared(report)
+    if not chosen_from:
+        return
     # A training function may report the epoch as a metric, too.
     names = sorted({name for one in chosen_from for name in one.metrics} - {"step", "epoch"})
     measured = "on validation" if report.evaluations else "as reported"
-    best = [one.name == report.best.name for one in chosen_from]
+    best = [is_best(report, one) for one in chosen_from]
     screen.table(
         ["checkpoint", "step", "epoch", *names, ""],
         [
             [
                 *(one.name, str(one.step), str(one.epoch)),
                 *(number(one.metrics.get(name)) for name in names),
-                "best" if is_best else "",
+                "best" if is_chosen else "",
             ]
-            for one, is_best in zip(chosen_from, best, strict=True)
+            for one, is_chosen in zip(chosen_from, best, strict=True)
         ],
         title=f"Checkpoints of {report.run}, {measured}",
         highlighted=best.index(True) if True in best else None,
@@ -48,9 +50,9 @@ def _facts(report: Report) -> dict[str, str]:
     timeline = ", ".join(f"{event} {at:.1f}" for event, at in report.timeline.items())
     scored = report.predictions
     return {
-        "best": "" if test else report.best.uri,
+        "best": report.best.uri if report.best and not test else "",
         "chosen by": _chosen_by(report),
-        "test": test and f"{test} ({report.best.name})",
+        "test": f"{test} ({report.best.name})" if report.best and test else "",
         "gate": report.gate.summary if report.gate else "",
         "seconds": seconds,
         "since start": timeline,
@@ -68,7 +70,7 @@ def _chosen_by(report: Report) -> str:
     train = report.train
     is_shown = not report.evaluations or is_of(VALIDATION, train.monitor)
     # Without a value of it, the newest checkpoint counts as the best.
-    if is_shown or report.best.metrics.get(train.monitor) is None:
+    if is_shown or report.best is None or report.best.metrics.get(train.monitor) is None:
         return ""
     lowest = "highest" if train.monitor_order == "max" else "lowest"
     return f"the {lowest} {train.monitor} that the training reported"

@@ -39,7 +39,7 @@ from train_core.storage.records.names import (
 from train_core.storage.records.quarantine import read_mark
 from train_core.storage.records.tensor_file import header_end, layout_of
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_reports import reported
+from train_core.storage.run_reports import reported, reported_best
 from train_core.storage.verification.checkpoints import faults_of_files, file_faults
 
 _AT_ONCE = 8
@@ -232,10 +232,10 @@ class RunVerification:
     def _faults_of_report(self, report: dict[str, Any], found: Scan | None) -> list[str]:
         """What the report says of the run and what is there: the newest and the best always are."""
         faults = []
-        best = reported(report, self._folder, str, "best", "name")
+        best = reported_best(self._folder)
         step = reported(report, self._folder, int, "train", "step")
         newest = max((one.step for one in found.good), default=0) if found else step
-        if found and best not in {str(one.name) for one in found.good}:
+        if found and best and best not in {str(one.name) for one in found.good}:
             faults.append(f"{REPORT_JSON} names {best} as the best, which is no good checkpoint")
         if newest < step:
             faults.append(

@@ -42,7 +42,8 @@ _OPEN = {"RUNNING": "Running", "SCHEDULED": "Waiting"}
 class Outcome:
     """The end of a pipeline, as far as its description tells it."""
 
-    best: CheckpointSummary
+    best: CheckpointSummary | None
+    """None: a training function reported no checkpoint."""
     test_metrics: Mapping[str, float | None]
     decision: str = ""
     """What the gate decided, in a line of Markdown; empty: no gate was asked."""
@@ -58,7 +59,8 @@ class Outcome:
 
     def metrics(self, monitor: str) -> dict[str, float | None]:
         """The monitored metric and those of the test split."""
-        chosen = {name: value for name, value in self.best.metrics.items() if name == monitor}
+        known = self.best.metrics if self.best else {}
+        chosen = {name: value for name, value in known.items() if name == monitor}
         return chosen | full_names(TEST, self.test_metrics)
 
 
@@ -87,8 +89,8 @@ def note(
     `newest` is the newest checkpoint, `status` MLflow's of the run, `gate` what the gate decided,
     `cut_off` how the attempt before the newest ended; empty: it was the first.
     """
-    best = "not chosen yet"
-    if outcome:
+    best = "none, as no checkpoint was reported" if outcome else "not chosen yet"
+    if outcome and outcome.best:
         metrics = [
             f"{name} {_number(v)}" for name, v in outcome.metrics(record.config.monitor).items()
         ]
