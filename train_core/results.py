@@ -76,7 +76,7 @@ class TrainResult(Result):
     samples_per_s: float
     seconds: float
     checkpoints: list[CheckpointSummary]
-    """Those that retention kept, oldest first."""
+    """Those that retention kept, oldest first; of a training function that reported none, none."""
     finalists: list[CheckpointSummary] = []
     """Those of them among which the best is to be chosen, oldest first: the end, and the best of
     those that an epoch ended with, if epochs end with checkpoints."""
@@ -85,6 +85,8 @@ class TrainResult(Result):
     monitor_order: Order = "max"
     processors: tuple[str, ...] = ()
     """What it was computed on, oldest first: an entry for each change."""
+    return_value: Any = None
+    """What a training function returned on rank 0, if it is JSON."""
 
 
 class EvaluationResult(Result):
@@ -321,7 +323,8 @@ class Report(Result):
     workload: str
     train: TrainResult
     evaluations: list[EvaluationResult]
-    best: CheckpointSummary
+    best: CheckpointSummary | None
+    """None: a training function reported no checkpoint."""
     test_metrics: dict[str, float | None]
     predictions: PredictionsResult | None
     """None: nothing was scored."""

@@ -112,6 +112,8 @@ class FunctionTiming:
     """
     long_wait_s: float = 60.0
     """A wait for another rank, after which a rank that calls something else is looked for."""
+    wait_told_s: float = 30.0
+    """A wait for another rank, after which a warning says who waits for whom."""
     last_live_s: float = 1.0
     """For live.json to be written for the last time."""
     validation_poll_s: float = 1.0

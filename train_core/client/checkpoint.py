@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from train_core.entry_points import ADDRESS_OF_RAY_CHECKPOINT, RAY_CHECKPOINT
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.storage.addresses import absolute, named, run_at
 from train_core.storage.coordination import pins
 from train_core.storage.objects.store import Store
+from train_core.storage.records.documents import parse_json
 from train_core.storage.records.manifest import CheckpointManifest, committed_bytes, read_manifest
 from train_core.storage.records.names import (
     CHECKPOINTS,
@@ -23,12 +24,16 @@ from train_core.storage.records.names import (
     REPORTED_FOLDER,
     CheckpointName,
 )
+from train_core.storage.records.verified_files import read_file
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.verification.checkpoints import check_files, copy_files
 
 if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
     from ray.train import Checkpoint as RayCheckpoint
 
+_METADATA_FILE = ".metadata.json"
+"""Where Ray keeps the metadata of a checkpoint in its folder."""
 _log = logging.getLogger(__name__)
 
 
@@ -116,8 +121,15 @@ class Checkpoint:
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """The newest value of each; validation metrics only if they are of its very step."""
-        return self.committed.metrics
+        """The newest value of each; validation metrics only if they are of its very step.
+
+        A whole number or a truth value that a training function reported is one.
+        """
+        reported = self.committed.reported_metrics
+        return {
+            name: found if isinstance(found := reported.get(name), int) else value
+            for name, value in self.committed.metrics.items()
+        }
 
     @contextmanager
     def as_directory(self) -> Iterator[Path]:
@@ -152,6 +164,38 @@ class Checkpoint:
             self._copy_to(copied)
             copied.rename(target)
         return target
+
+    @property
+    def path(self) -> str:
+        """The path of its folder on `filesystem`, as a `ray.train.Checkpoint` has it."""
+        return self.to_ray().path
+
+    @property
+    def filesystem(self) -> FileSystem:
+        """The filesystem of pyarrow on which its folder is, as a `ray.train.Checkpoint` has it."""
+        return self.to_ray().filesystem
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What a training function has set with `set_metadata` before it reported the folder.
+
+        Raises CheckpointError if it is missing or altered.
+        """
+        named = f"{REPORTED_FOLDER}/{_METADATA_FILE}"
+        for entry in self.committed.manifest.files:
+            if self._is_reported and entry.name == named:
+                key = f"{self._key}/{named}"
+                data = read_file(self._store, key, entry)
+                return dict(parse_json(data, f"{self._store.uri(key)}: no metadata"))
+        return {}
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> NoReturn:
+        """Raise ConfigError: metadata is one of the files that were committed."""
+        raise ConfigError(
+            f"the metadata of {self.uri} cannot be set, as the checkpoint is committed: a training "
+            "function calls set_metadata on a ray.train.Checkpoint before it reports that"
+        )
+
+    update_metadata = set_metadata
 
     def to_ray(self) -> RayCheckpoint:
         """The same folder as a `ray.train.Checkpoint`, which reads it unverified and unpinned."""

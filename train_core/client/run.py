@@ -75,6 +75,12 @@ class Run:
         return [Checkpoint.in_run(self.folder, one) for one in found]
 
     @property
+    def return_value(self) -> Any:
+        """What its training function returned on rank 0; None: nothing, or it has not ended."""
+        newest = self.folder.scan().newest
+        return newest.manifest.returned if newest else None
+
+    @property
     def report(self) -> dict[str, Any] | None:
         """The outcome, as report.json has it; None while the run has none."""
         return self.folder.report()

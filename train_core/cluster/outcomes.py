@@ -128,14 +128,19 @@ def _distance_from_cause(failure: Failure) -> int:
             assert_never(other)
 
 
+def out_of_memory(worker: str, error: OutOfMemoryError, remedy: str) -> ResourceError:
+    """The error of a worker that took too much memory: it is not tried again, as it would again."""
+    # Ray's own message has forty lines.
+    return ResourceError(
+        f"{worker} was ended by Ray's memory monitor: {str(error).splitlines()[0]}. "
+        f"Take fewer workers on a node, {remedy}"
+    )
+
+
 def _as_ours(worker: str, failure: Failure, remedy: str) -> Exception:
     match failure:
         case Died(OutOfMemoryError() as error):
-            # Not tried again, as it would fail again. Ray's own message has forty lines.
-            return ResourceError(
-                f"{worker} was ended by Ray's memory monitor: {str(error).splitlines()[0]}. "
-                f"Take fewer workers on a node, fewer data_workers or larger nodes; or {remedy}"
-            )
+            return out_of_memory(worker, error, f"fewer data_workers or larger nodes; or {remedy}")
         case Died(error):
             # The last line has the reason: how the process ended, or what its start raised.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]

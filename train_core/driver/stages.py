@@ -245,10 +245,9 @@ class RunStages(StageHandlers):
     def _train_result(self, newest: Commit, attempt: int, seconds: float) -> TrainResult:
         config, live = self.config, self.folder.live() or {}
         kept = [one for one in self.folder.checkpoints() if not one.manifest.is_function_end]
-        # A function that reported no folder has its end.
-        checkpoints = finalists = kept or [newest]
+        finalists = kept
         if config.has_effect("checkpoint_every_epochs") and config.checkpoint_every_epochs:
-            finalists = finalists_of(checkpoints, config)
+            finalists = finalists_of(kept, config)
         return TrainResult(
             run=self.folder.name,
             attempt=attempt,
@@ -259,9 +258,10 @@ class RunStages(StageHandlers):
             metrics=newest.manifest.metrics,
             samples_per_s=live.get("samples_per_s") or 0.0,
             seconds=seconds,
-            checkpoints=[self.folder.summary(c) for c in checkpoints],
+            checkpoints=[self.folder.summary(c) for c in kept],
             finalists=[self.folder.summary(c) for c in finalists],
             monitor=self.config.monitor,
             monitor_order=self.config.order,
             processors=newest.manifest.processors,
+            return_value=newest.manifest.returned,
         )

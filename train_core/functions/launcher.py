@@ -13,9 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.train import WorkerGroupError
 
+from train_core.cluster.outcomes import out_of_memory
 from train_core.cluster.resources import remove_placement_groups
 from train_core.cluster.runtime import driver_host
 from train_core.cluster.scaling import ClusterWatch
@@ -23,7 +24,7 @@ from train_core.config import LOCAL
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.errors import EvertrainError, FencedError, StorageError, UserCodeError
 from train_core.functions.init_folder import pinned_origin
-from train_core.functions.ray_private_hooks import RayTrainError
+from train_core.functions.ray_private_hooks import RayTrainError, failure_of_worker
 from train_core.functions.reports.channel import DriverLostError
 from train_core.functions.reports.committer import commit_reports, uncovered_entries
 from train_core.functions.task import ABORT, DamagedFolderError, FunctionTask, TrainingEnds
@@ -42,6 +43,10 @@ from train_core.timing import TIMING, Timing
 
 _OF_REPORTS = (TrainingEnds, FencedError, StorageError, DamagedFolderError, DriverLostError)
 """What a report, or `get_checkpoint`, raises of its own."""
+_SMALLER = (
+    "smaller batches in the function, or larger nodes; or let each worker reserve more of a node "
+    "(cpus_per_worker, resources_per_worker)"
+)
 _log = logging.getLogger("train_core.driver")
 
 
@@ -183,13 +188,16 @@ def cause_of(error: Exception) -> BaseException:
     """What ended an attempt, as the launcher tells apart.
 
     TrainingEnds after a request; FencedError, StorageError and DamagedFolderError of a report;
-    ConnectionError where a process died; UserCodeError for whatever else the function raised.
+    ResourceError where Ray's memory monitor ended a process, and ConnectionError where one died
+    otherwise; UserCodeError for whatever else the function raised.
     """
     if not isinstance(error, WorkerGroupError):
         return ConnectionError(f"Ray Train failed: {_in_one_line(error)}")
     failures: Mapping[int, BaseException] = error.worker_failures
     rank = min(failures, key=lambda one: (_distance_from_cause(failures[one]), one))
     cause = failures[rank]
+    if isinstance(killed := failure_of_worker(cause), OutOfMemoryError):
+        return out_of_memory(f"rank {rank}", killed, _SMALLER)
     if isinstance(cause, _OF_REPORTS):
         return cause
     if _is_death(cause):
@@ -211,11 +219,13 @@ def _part_of(rank: int, traceback: str) -> str:
 
 def _distance_from_cause(error: BaseException) -> int:
     """How far an error is from being the one that the others followed from."""
-    if _is_death(error):
+    if isinstance(failure_of_worker(error), OutOfMemoryError):
         return 0
-    if isinstance(error, _OF_REPORTS):
+    if _is_death(error):
         return 1
-    return 3 if _follows(error) else 2
+    if isinstance(error, _OF_REPORTS):
+        return 2
+    return 4 if _follows(error) else 3
 
 
 def _follows(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 import ray
 from ray.train import Checkpoint
-from ray.train.v2._internal.exceptions import RayTrainError
+from ray.train.v2._internal.exceptions import RayTrainError, WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2._internal.execution.train_fn_utils import (
@@ -31,6 +31,7 @@ from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedChe
 
 from train_core.errors import CheckpointError
 from train_core.functions.init_folder import reported_at
+from train_core.functions.ray_checkpoints import CommittedCheckpoint
 from train_core.functions.reports.channel import ReportChannel
 from train_core.functions.reports.plain_metrics import plain
 from train_core.functions.reports.reported_folder import FolderSource, RunPlaces
@@ -56,6 +57,7 @@ __all__ = [
     "EndWithDriver",
     "RayTrainError",
     "WorkerCalls",
+    "failure_of_worker",
     "resources_of",
     "with_intercepted_calls",
 ]
@@ -64,6 +66,12 @@ __all__ = [
 def resources_of(scaling: Any) -> dict[str, float]:
     """What each worker of a ScalingConfig reserves, with Ray's own defaults."""
     return dict(scaling._resources_per_worker_not_none)  # noqa: SLF001 (nothing public has them)
+
+
+def failure_of_worker(error: BaseException) -> BaseException:
+    """What Ray says of a worker's process, if the error is about it; else the error itself."""
+    is_about = isinstance(error, WorkerHealthCheckFailedError)
+    return error.health_check_failure if is_about else error
 
 
 def with_intercepted_calls(function: Callable[..., Any], task: FunctionTask) -> Callable[..., Any]:
@@ -77,9 +85,8 @@ def with_intercepted_calls(function: Callable[..., Any], task: FunctionTask) -> 
         utils = WorkerCalls(task)
         set_train_fn_utils(utils)
         try:
-            # Ray would send back what it returns, and nobody takes it.
-            function(*config)
-            utils.end()
+            # Ray would send back what it returns by pickle, and the driver may lack its classes.
+            utils.end(function(*config))
         finally:
             utils.close()
 
@@ -175,7 +182,8 @@ class WorkerCalls(DistributedTrainFnUtils):
         else:
             return None
         try:
-            return Checkpoint.from_directory(verified_folder(folder, found, self._places.cache))
+            verified = verified_folder(folder, found, self._places.cache)
+            return CommittedCheckpoint.from_directory(verified)
         except CheckpointError as error:
             own = str(found.name) if folder is self._folder else ""
             raise DamagedFolderError(own, str(error)) from error
@@ -199,17 +207,20 @@ class WorkerCalls(DistributedTrainFnUtils):
         return [
             ReportedCheckpoint(
                 self._as_ray_has_it(str(one.name)),
-                dict(one.metrics),
+                dict(one.reported_metrics),
                 _status_of(one),
             )
             for one in found
         ]
 
-    def end(self) -> None:
-        """Commit the function's end, after all of its reports. Raises what a report raised."""
+    def end(self, returned: Any) -> None:
+        """Commit the function's end, after all of its reports, with what it returned on rank 0.
+
+        Raises what a report raised.
+        """
         self._reporter.wait_for_all()
         self._raise_if_stopped()
-        self._reporter.end(self._number + 1)
+        self._reporter.end(self._number + 1, returned)
         # The function has ended on all ranks: nobody reads it any more.
         shutil.rmtree(self._places.cache, ignore_errors=True)
 
@@ -225,7 +236,7 @@ class WorkerCalls(DistributedTrainFnUtils):
 
     def _as_ray_has_it(self, name: str) -> Checkpoint:
         place = f"{self._places.path}/{CHECKPOINTS}/{name}/{REPORTED_FOLDER}"
-        return Checkpoint(place, filesystem=self._places.filesystem)
+        return CommittedCheckpoint(place, filesystem=self._places.filesystem)
 
     def _raise_if_stopped(self) -> None:
         if self._reporter.stop is not None:
@@ -255,7 +266,7 @@ class EndWithDriver(ControllerCallback):
     """Ends Ray's controller, and its workers with it, when the driver says so or is gone."""
 
     def __init__(self, task: FunctionTask) -> None:
-        self._long_wait_s = task.timing.long_wait_s
+        self._timing = task.timing
         self._own = Membership(task.host, task.port, task.group, rank=0, world_size=1)
 
     def after_controller_start(self, train_run_context: Any) -> None:
@@ -264,7 +275,7 @@ class EndWithDriver(ControllerCallback):
 
     def _wait(self) -> None:
         try:
-            ReportChannel(self._own, self._long_wait_s).wait_for(ABORT)
+            ReportChannel(self._own, self._timing).wait_for(ABORT)
         finally:
             os._exit(1)
 

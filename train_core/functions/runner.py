@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from train_core.cluster.runtime import RaySettings
 from train_core.config import TrainConfig
 from train_core.driver.runner import Runner
-from train_core.errors import ConfigError, words_of
+from train_core.errors import ConfigError, EvertrainError, words_of
 from train_core.policy.checkpoints.selection import unmeasured
 from train_core.requests import DriverRequest
+from train_core.storage.records.names import RAY_SNAPSHOT_JSON
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.timing import Timing
 
@@ -63,12 +64,30 @@ class FunctionRunner(Runner):
 
         folder = held.writer.folder
         validations = Validations(folder, config, timing.functions)
-        with validations.running():
-            newest = held.supervisor.train(config, FunctionLauncher(timing, job))
-            validations.finish(held.check)
+        try:
+            with validations.running():
+                newest = held.supervisor.train(config, FunctionLauncher(timing, job))
+                validations.finish(held.check)
+        finally:
+            _list_for_ray(held, config)
         # With a predictor, evaluate measures more.
         if not config.predictor:
             metrics = [one.metrics for one in folder.checkpoints()]
             if said := unmeasured(config.monitor, metrics):
                 _log.warning("%s", said)
         return newest
+
+
+def _list_for_ray(held: HeldRun, config: TrainConfig) -> None:
+    """Write the checkpoints that there are where `Result.from_path` of Ray Train looks for them.
+
+    Ray's own list has those of the last attempt, and still those that retention deleted.
+    """
+    from train_core.functions.ray_checkpoints import ray_snapshot
+
+    try:
+        if snapshot := ray_snapshot(held.writer.folder, config):
+            held.writer.write(RAY_SNAPSHOT_JSON, snapshot)
+    except (EvertrainError, OSError) as error:
+        # evertrain itself does not read it.
+        _log.warning("Ray's Result.from_path does not show this run: %s", error)

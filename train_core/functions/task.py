@@ -70,6 +70,9 @@ class Source(Protocol):
     def opened(self) -> AbstractContextManager[OpenFolder]:
         """The folder, as long as the block runs."""
 
+    def place(self) -> str:
+        """Where it lies: the same for all ranks that report one and the same folder."""
+
     def clean_up(self) -> None:
         """Called once the folder is committed."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.metric_names import VALIDATION, is_of
@@ -86,6 +86,17 @@ class Commit:
             if self.manifest.validated or not is_of(VALIDATION, name)
         }
         return committed | (self.validation or {})
+
+    @property
+    def reported_metrics(self) -> dict[str, Any]:
+        """What the training function reported with it, as it did, and its validation measured.
+
+        `metrics`, where only these are recorded.
+        """
+        reported = self.manifest.reported
+        if reported is None or reported.metrics is None:
+            return self.metrics
+        return {**reported.metrics, **(self.validation or {})}
 
     @property
     def awaits_validation(self) -> bool:

@@ -197,9 +197,9 @@ class RunWriter(ResultWriter):
         self.folder.store.delete(key)
 
     def delete_ray_snapshot(self) -> None:
-        """Delete the list of checkpoints that Ray Train made in an earlier attempt.
+        """Delete the list of checkpoints that `Result.from_path` of Ray Train reads.
 
-        Ray would begin from it, and fail if one of them was deleted since.
+        Ray would begin an attempt from it; and fail if one of them was deleted since.
         """
         self.folder.store.delete(RAY_SNAPSHOT_JSON)
 

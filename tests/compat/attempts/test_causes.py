@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from train_core.errors import CheckpointError, FencedError, StorageError, UserCodeError
+from train_core.errors import (
+    CheckpointError,
+    FencedError,
+    ResourceError,
+    StorageError,
+    UserCodeError,
+)
 from train_core.functions.launcher import cause_of
 from train_core.functions.reports.channel import DriverLostError
 from train_core.functions.task import DamagedFolderError, TrainingEnds
 
 DEATH = WorkerHealthCheckFailedError("the worker failed", ActorDiedError())
+MEMORY = WorkerHealthCheckFailedError(
+    "the worker failed", OutOfMemoryError("1 worker(s) were killed\nand forty lines more")
+)
 GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed")
 OF_A_TASK = RayTaskError("task", "traceback", ValueError("in a task"))
 
@@ -36,6 +45,7 @@ OF_A_TASK = RayTaskError("task", "traceback", ValueError("in a task"))
         # What the others followed from counts.
         ({0: GLOO, 1: ValueError("a bug")}, UserCodeError),
         ({0: ValueError("peer closed"), 1: DEATH}, ConnectionError),
+        ({0: DEATH, 1: MEMORY}, ResourceError),
         ({0: TrainingEnds("late"), 1: RuntimeError("peer closed")}, TrainingEnds),
         ({0: ValueError("a bug"), 1: StorageError("away")}, StorageError),
     ],
@@ -45,6 +55,14 @@ def test_the_cause_of_an_attempts_end(
 ) -> None:
     cause = cause_of(WorkerGroupError("failed", failures))
     assert isinstance(cause, expected)
+
+
+def test_who_took_too_much_memory_gets_the_advice_of_the_pools_workers() -> None:
+    cause = cause_of(WorkerGroupError("failed", {1: MEMORY}))
+    assert str(cause).startswith(
+        "rank 1 was ended by Ray's memory monitor: 1 worker(s) were killed. "
+        "Take fewer workers on a node, smaller batches in the function"
+    )
 
 
 def test_the_rank_and_the_place_of_a_bug_are_shown() -> None:

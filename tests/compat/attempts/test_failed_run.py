@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 
@@ -12,7 +13,7 @@ from evertrain_flows.databases import create_tracking_database
 from tests.compat.reports.ranks import entries
 from train_core import TrainConfig, fit, open_run
 from train_core.client.run_summaries import run_status
-from train_core.errors import UserCodeError
+from train_core.errors import ResourceError, UserCodeError
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -59,3 +60,20 @@ def test_all_metrics_of_a_failed_run_are_shown_and_none_is_there_twice_when_it_g
         "step-00000004-a0002",
         "step-00000007-a0002",
     ]
+
+
+@pytest.mark.promise("memory")
+def test_a_worker_that_takes_too_much_memory_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ray's memory monitor strikes when 3 GB more are used than now.
+    memory = psutil.virtual_memory()
+    used = memory.total - memory.available
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{(used + 3e9) / memory.total:.3f}")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    config = TrainConfig(train_fn="tests.compat.functions.plain:takes_memory")
+    with pytest.raises(
+        ResourceError, match=r"rank 0 was ended by Ray's memory.*used / .*smaller batches in the"
+    ) as raised:
+        fit(config, storage=str(tmp_path), run="hungry", on_log=None)
+    assert "\n" not in str(raised.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -93,6 +94,51 @@ def metrics_only(config: dict[str, Any]) -> None:
         )
 
 
+REPORTED: dict[str, Any] = {
+    "step": 2,
+    "loss": 0.5,
+    "is_best": True,
+    "name": "two",
+    "eval": {"rows": 100, "accuracy": 1.0},
+}
+
+
+def reads_what_it_reported(config: dict[str, Any]) -> dict[str, Any]:
+    """Fails once; then it names a file after what it has reported, and returns that name."""
+    checkpoint = train.get_checkpoint()
+    if not checkpoint:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "a").touch()
+            made = Checkpoint.from_directory(folder)
+            made.set_metadata({"classes": ["cat", "dog"]})
+            train.report(REPORTED, checkpoint=made)
+        raise RuntimeError("the first attempt fails")
+    (found,) = train.get_all_reported_checkpoints()
+    assert repr(found.metrics) == repr(REPORTED), found.metrics
+    for one in (checkpoint, found.checkpoint):
+        assert one.get_metadata() == {"classes": ["cat", "dog"]}
+        with contextlib.suppress(ValueError):
+            one.update_metadata({"classes": []})
+            raise AssertionError("what is committed was changed")
+    return {"name": f"checkpoint-{found.metrics['step']}", "loss": np.float32(0.5), "at": (1, None)}
+
+
+def returns_a_model(config: dict[str, Any]) -> Any:
+    """Returns what is no JSON on rank 0."""
+    if train.get_context().get_world_rank() == 0:
+        return nn.Linear(2, 2)
+    return "of another rank"
+
+
+def takes_memory() -> None:
+    """Takes more and more memory, a hundred megabytes at a time."""
+    taken = []
+    for _ in range(200):
+        taken.append(np.ones(100_000_000, dtype=np.uint8))
+        time.sleep(0.05)
+    raise RuntimeError(f"nobody has ended it with {len(taken)} pieces")
+
+
 def asynchronous(config: dict[str, Any]) -> None:
     """Reports in the background, and deletes what it has uploaded."""
     mode = train.CheckpointUploadMode.ASYNC
@@ -110,29 +156,33 @@ def asynchronous(config: dict[str, Any]) -> None:
 
 
 def in_place(config: dict[str, Any]) -> None:
-    """Writes into Ray's storage itself, by NO_UPLOAD and by an own upload function."""
+    """Rank 0 writes into Ray's storage, by NO_UPLOAD and an upload function; all ranks report."""
     storage = train.get_context().get_storage()
     is_rank0 = train.get_context().get_world_rank() == 0
 
     def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
         place = storage.build_checkpoint_path_from_name(name)
-        storage.storage_filesystem.create_dir(place)
-        with checkpoint.as_directory() as folder:
-            pyarrow.fs.copy_files(folder, place, destination_filesystem=storage.storage_filesystem)
+        if is_rank0:
+            storage.storage_filesystem.create_dir(place)
+            with checkpoint.as_directory() as folder:
+                pyarrow.fs.copy_files(
+                    folder, place, destination_filesystem=storage.storage_filesystem
+                )
+        ray.train.collective.barrier()
         return Checkpoint(place, filesystem=storage.storage_filesystem)
 
     place = storage.build_checkpoint_path_from_name("written-in-place")
-    checkpoint = None
     if is_rank0:
         storage.storage_filesystem.create_dir(place)
         with storage.storage_filesystem.open_output_stream(f"{place}/weights.bin") as file:
             file.write(b"in place")
-        checkpoint = Checkpoint(place, filesystem=storage.storage_filesystem)
+    ray.train.collective.barrier()
+    checkpoint = Checkpoint(place, filesystem=storage.storage_filesystem)
     mode = train.CheckpointUploadMode.NO_UPLOAD
     train.report({"number": 0}, checkpoint=checkpoint, checkpoint_upload_mode=mode)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "weights.bin").write_bytes(b"uploaded")
-        checkpoint = Checkpoint.from_directory(folder) if is_rank0 else None
+        checkpoint = Checkpoint.from_directory(folder)
         train.report({"number": 1}, checkpoint=checkpoint, checkpoint_upload_fn=upload)
 
 

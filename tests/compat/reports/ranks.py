@@ -86,6 +86,10 @@ class Given:
     def opened(self) -> Iterator[LocalFolder]:
         yield LocalFolder(self.folder)
 
+    def place(self) -> str:
+        """Where it is."""
+        return str(self.folder)
+
     def clean_up(self) -> None:
         """It stays."""
 

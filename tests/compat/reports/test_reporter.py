@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from train_core.storage.coordination.stop_request import StopRequest
 from train_core.storage.records.manifest import RequestedValidation
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
+from train_core.timing import FunctionTiming
 
 
 def test_the_folders_of_all_ranks_become_one_checkpoint(
@@ -61,6 +62,19 @@ def test_a_name_of_several_ranks_is_the_first_ones_and_is_warned_about(
     (committed,) = folder.checkpoints()
     assert contents(folder, committed) == {"files/same": "of 0"}
     assert [one for one in caplog.messages if "files of one name (same)" in one]
+
+
+def test_one_folder_that_all_ranks_report_is_no_collision(
+    folder: RunFolder,
+    start: Callable[..., Ranks],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shared = write(tmp_path / "shared", a="1", b="2")
+    start(2).report([shared, shared])
+    (committed,) = folder.checkpoints()
+    assert contents(folder, committed) == {"files/a": "1", "files/b": "2"}
+    assert [one for one in caplog.messages if "files of one name" in one] == []
 
 
 def test_metrics_without_a_folder_are_covered_by_the_next_commit(
@@ -185,9 +199,9 @@ def test_a_rank_that_is_closed_before_it_could_begin_raises_nothing(
     may_connect = threading.Event()
 
     class LateChannel(ReportChannel):
-        def __init__(self, own: Membership, long_wait_s: float) -> None:
+        def __init__(self, own: Membership, timing: FunctionTiming) -> None:
             may_connect.wait(30)
-            super().__init__(own, long_wait_s)
+            super().__init__(own, timing)
 
     monkeypatch.setattr(reporter_module, "ReportChannel", LateChannel)
     ranks = Ranks(folder, 1, attempt=1)
@@ -220,13 +234,37 @@ def test_one_that_is_closed_while_its_journal_is_opened_leaves_no_thread(
 
 def test_ranks_that_do_not_report_as_often_are_told_apart() -> None:
     store = RendezvousStore(LOOPBACK)
-    ranks = [
-        ReportChannel(store.membership("group", rank, 2, 0), long_wait_s=0.2) for rank in range(2)
-    ]
+    timing = FunctionTiming(long_wait_s=0.2)
+    ranks = [ReportChannel(store.membership("group", rank, 2, 0), timing) for rank in range(2)]
     ranks[0].send("report-3", {})
     ranks[1].send("function-end", {})
     with pytest.raises(UserCodeError, match="rank 1 is at function-end while others are at report"):
         ranks[0].collect("report-3", unless="function-end")
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_one_warning_says_which_ranks_wait_for_which(
+    late: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RendezvousStore(LOOPBACK)
+    timing = FunctionTiming(wait_told_s=0.3)
+    ranks = [ReportChannel(store.membership("group", rank, 3, 0), timing) for rank in range(3)]
+    come = [rank for rank in range(3) if rank != late]
+
+    def report(rank: int) -> None:
+        ranks[rank].send("report-1", rank)
+        if rank == 0:
+            ranks[0].announce("report-1/plan", ranks[0].collect("report-1"))
+        assert ranks[rank].wait_for("report-1/plan", after="report-1") == [0, 1, 2]
+
+    with ThreadPoolExecutor(3) as pool:
+        done = [pool.submit(report, rank) for rank in come]
+        wait(done, 1.5)
+        done.append(pool.submit(report, late))
+        for one in done:
+            one.result(30)
+    (told,) = caplog.messages
+    assert told.startswith(f"ranks {come[0]}, {come[1]} waited 0.3 s for rank {late} at report-1")
 
 
 def test_a_store_that_is_gone_is_noticed() -> None:

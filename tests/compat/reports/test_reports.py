@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.fs
 import pytest
+import torch
 from mlflow import MlflowClient
+from ray.train import Result
 
 from evertrain_flows.databases import create_tracking_database
 from tests.compat.reports.ranks import entries
 from train_core import TrainConfig, fit, open_run, verify_run
-from train_core.errors import ResourceError, UserCodeError
+from train_core.errors import ConfigError, ResourceError, UserCodeError
 from train_core.results import TrainResult
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.log_lines import warning_in
@@ -70,6 +75,13 @@ def test_a_function_saves_fails_and_resumes(tmp_path: Path) -> None:
     assert [entry.metrics["epoch"] for entry in entries(folder)] == [0, 1, 2, 3, 4]
     assert [one.step for one in result.checkpoints] == [3, 4, 5]
     assert {one.attempt for one in folder.checkpoints()} == {2}
+    # Ray's own reader of its runs.
+    of_ray = Result.from_path(folder.url)
+    found = [metrics["epoch"] for _, metrics in of_ray.best_checkpoints or []]
+    assert found == [2, 3, 4]
+    assert of_ray.checkpoint
+    with of_ray.checkpoint.as_directory() as place:
+        assert torch.load(Path(place, "extra_state.pt")) == {"epoch": 4}
 
 
 def test_an_error_of_the_function_is_shown_with_its_place(tmp_path: Path) -> None:
@@ -119,7 +131,7 @@ def test_metrics_of_any_kind_are_journalled_and_mirrored_once(tmp_path: Path) ->
     tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
     create_tracking_database(tracking_uri)
     told: list[str] = []
-    folder, _ = run_function(
+    folder, result = run_function(
         f"{tmp_path}/runs",
         "metrics_only",
         tracking_uri=tracking_uri,
@@ -127,6 +139,7 @@ def test_metrics_of_any_kind_are_journalled_and_mirrored_once(tmp_path: Path) ->
         on_log=told.append,
     )
     assert any("no checkpoint has the metric 'accuracy'" in line for line in told)
+    assert result.checkpoints == result.finalists == []
     first, *_ = found = entries(folder)
     assert len(found) == 3
     assert first.metrics == {
@@ -148,6 +161,63 @@ def test_metrics_of_any_kind_are_journalled_and_mirrored_once(tmp_path: Path) ->
     assert run.info.status == "FINISHED"
 
 
+def test_a_function_reads_what_it_reported_and_what_it_returns_is_kept(tmp_path: Path) -> None:
+    folder, result = run_function(
+        str(tmp_path), "reads_what_it_reported", max_failures=1, monitor="step"
+    )
+    assert result.return_value == {"name": "checkpoint-2", "loss": 0.5, "at": [1, None]}
+    run = open_run(folder.url)
+    assert run.return_value == result.return_value
+    assert repr(run.latest().metrics) == repr(
+        {"step": 2, "loss": 0.5, "is_best": True, "eval/rows": 100.0, "eval/accuracy": 1.0}
+    )
+    best = run.best()
+    assert best.get_metadata() == {"classes": ["cat", "dog"]}
+    with pytest.raises(ConfigError, match="as the checkpoint is committed"):
+        best.set_metadata({})
+    assert (best.path, best.filesystem) == (f"{best.uri}/files", pyarrow.fs.LocalFileSystem())
+    # What is chosen by, and mirrored, are numbers as before.
+    (chosen,) = result.checkpoints
+    assert repr(chosen.metrics["step"]) == repr(entries(folder)[0].metrics["step"]) == "2.0"
+
+
+def test_what_a_function_returns_that_is_no_json_is_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+    _, result = run_function(str(tmp_path), "returns_a_model", num_workers=2, on_log=lines.append)
+    assert result.return_value is None
+    (told,) = [warning for line in lines if (warning := warning_in(line))]
+    assert "what the training function returned is not kept" in told
+    assert "Linear" in told
+
+
+def test_a_function_without_checkpoints_has_no_best_one(tmp_path: Path) -> None:
+    tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
+    create_tracking_database(tracking_uri)
+    asked = ["--run", "run", "--train-fn", f"{FUNCTIONS}:metrics_only", "--monitor", "loss"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "evertrain_flows.cli", "retrain", *asked),
+            *("--storage", f"{tmp_path}/runs", "--tracking-uri", tracking_uri),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "best" not in done.stdout
+    folder = RunFolder(f"{tmp_path}/runs", "run")
+    report = folder.report()
+    assert report is not None
+    assert (report["best"], report["train"]["checkpoints"]) == (None, [])
+    assert not [one for one in verify_run(folder) if one.faults]
+    client = MlflowClient(tracking_uri)
+    (experiment,) = client.search_experiments(filter_string="name = 'evertrain'")
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'pipeline'")
+    assert [name for name in run.data.metrics if "best" in name] == []
+    assert "evertrain.best_checkpoint" not in run.data.tags
+    assert "**Best**: none, as no checkpoint was reported" in run.data.tags["mlflow.note.content"]
+
+
 def test_reports_in_the_background_are_committed_in_order(tmp_path: Path) -> None:
     folder, _ = run_function(str(tmp_path), "asynchronous", num_workers=2, keep_last=4)
     reported = [one for one in folder.checkpoints() if one.manifest.reported]
@@ -159,7 +229,9 @@ def test_reports_in_the_background_are_committed_in_order(tmp_path: Path) -> Non
 
 
 def test_what_lies_in_rays_storage_becomes_a_checkpoint(storage_url: str) -> None:
-    folder, _ = run_function(storage_url, "in_place", num_workers=2)
+    lines: list[str] = []
+    folder, _ = run_function(storage_url, "in_place", num_workers=2, on_log=lines.append)
+    assert [one for one in lines if "files of one name" in one] == []
     reported = [one for one in folder.checkpoints() if one.manifest.reported]
     assert [contents(folder, one) for one in reported] == [
         {"weights.bin": b"in place"},

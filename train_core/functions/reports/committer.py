@@ -84,9 +84,9 @@ class Committer:
         reason = StopReason.REQUEST if stops else ""
         return self._commit(number, reason, files=tuple(files), reported=reported)
 
-    def end(self, number: int) -> Commit:
-        """Commit the function's end, with what was reported since the newest commit."""
-        return self._commit(number, StopReason.FUNCTION_END)
+    def end(self, number: int, returned: Any = None) -> Commit:
+        """Commit the function's end: what was reported since the newest commit, and returned."""
+        return self._commit(number, StopReason.FUNCTION_END, returned=returned)
 
     def clean_up(self) -> None:
         """Delete what the newest commit has made superfluous. Raises FencedError."""
@@ -99,11 +99,11 @@ class Committer:
         before = {str(self._before.name)} if self._before else set()
         delete_superseded(self.writer, self._task.config, kept=before | self._held)
 
-    def _commit(self, number: int, stopped_by: str, **of_folder: Any) -> Commit:
+    def _commit(self, number: int, stopped_by: str, **more: Any) -> Commit:
         entries = list(self._journal.pending)
         elapsed_s = self._elapsed_s + time.monotonic() - self._began_at
         committed = commit_reports(
-            self.writer, self._newest, number, entries, stopped_by, elapsed_s, **of_folder
+            self.writer, self._newest, number, entries, stopped_by, elapsed_s, **more
         )
         self._before, self._newest = self._newest, committed
         self._has_new_commit, self._covered = True, entries
@@ -125,10 +125,13 @@ def commit_reports(
     *,
     files: tuple[FileEntry, ...] = (),
     reported: ReportedFolder | None = None,
+    returned: Any = None,
 ) -> Commit:
     """Commit the entries of reports after the commit `before`, with a folder or without one.
 
-    One without a folder is not scheduled. `elapsed_s` are the seconds of training until here.
+    One without a folder is not scheduled; the function's end has what it `returned`. `elapsed_s`
+    are the seconds of training until here.
+
     Raises FencedError, StorageError, FileExistsError if there is such a commit, and WorkloadError
     if there are more files or metrics, or longer names of metrics, than a manifest may have.
     """
@@ -148,7 +151,9 @@ def commit_reports(
     )
     journal = writer.append_to_journal(known.journal if known else (), entries)
     return writer.commit(
-        CheckpointManifest.of(facts, files=files, journal=journal, reported=reported)
+        CheckpointManifest.of(
+            facts, files=files, journal=journal, reported=reported, returned=returned
+        )
     )
 
 

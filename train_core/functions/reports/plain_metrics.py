@@ -1,12 +1,16 @@
-"""Metrics as a training function reports them, made plain: numbers, texts, and JSON."""
+"""What a training function reports and returns, made plain: numbers, texts, and JSON."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from train_core.storage.records.documents import LARGEST_NUMBER, SMALL_BYTES
+
 _FEW = 10
+_MOST_LEVELS = 20
 Numbers = dict[str, float]
 Texts = dict[str, str]
 LONGEST_TEXT = 1000
@@ -46,6 +50,53 @@ def plain(value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     return str(value)
+
+
+def as_reported(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Plain metrics as a manifest keeps them, beside the numbers that they hold.
+
+    None if those numbers say all of it, and if it is more than a manifest should have.
+    """
+    if all(type(value) is float for value in metrics.values()) or not _fits_manifest(metrics):
+        return None
+    return dict(metrics)
+
+
+def returned_json(value: Any) -> Any:
+    """What a training function returned as JSON, for a manifest.
+
+    Raises TypeError, whose message says what is not JSON, or that it is too much.
+    """
+    found = _as_json(value)
+    if not _fits_manifest(found):
+        raise TypeError(f"more than {SMALL_BYTES} bytes or {_MOST_LEVELS} levels of JSON")
+    return found
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_as_json(one) for one in value]
+    # A state dict has millions of numbers.
+    found = str(value) if _is_large(value) else plain(value)
+    if isinstance(found, str) and not isinstance(value, str):
+        raise TypeError(f"a {type(value).__name__}")
+    return found
+
+
+def _fits_manifest(found: Any) -> bool:
+    return _is_shallow(found, _MOST_LEVELS) and len(json.dumps(found)) <= SMALL_BYTES
+
+
+def _is_shallow(found: Any, levels: int) -> bool:
+    """Whether it has at most so many levels, and no number that not every reader of JSON reads."""
+    if isinstance(found, int):
+        return abs(found) <= LARGEST_NUMBER
+    if not isinstance(found, (dict, list)):
+        return True
+    below = found.values() if isinstance(found, dict) else found
+    return levels > 0 and all(_is_shallow(one, levels - 1) for one in below)
 
 
 def _flat(metrics: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -74,20 +74,22 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def assign_files(files: Sequence[Sequence[str] | None]) -> tuple[list[list[str]], set[str]]:
-    """Which files each rank stores, and which of them other ranks have as well.
+def assign_files(
+    files: Sequence[Sequence[str] | None], places: Sequence[str]
+) -> tuple[list[list[str]], set[str]]:
+    """Which files each rank stores, and which names stand for another file on another rank.
 
-    `files` are those of each rank; None if it reported no folder. A name that several ranks have
-    is stored by the first of them.
+    `files` are those of each rank, and `places` where their folders are; None if a rank reported
+    no folder. A name that several ranks have is stored by the first of them.
     """
-    taken: set[str] = set()
+    taken: dict[str, str] = {}
     collisions: set[str] = set()
     assigned = []
-    for of_rank in files:
-        mine = [name for name in of_rank or () if name not in taken]
-        collisions |= set(of_rank or ()) - set(mine)
-        taken |= set(mine)
-        assigned.append(mine)
+    for of_rank, place in zip(files, places, strict=True):
+        assigned.append([name for name in of_rank or () if name not in taken])
+        for name in of_rank or ():
+            if taken.setdefault(name, place) != place:
+                collisions.add(name)
     return assigned, collisions
 
 

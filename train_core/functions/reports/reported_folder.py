@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.fs
+import ray
 from ray.train import Checkpoint
 
 from train_core.functions.reports.reported_files import FolderInRun, LocalFolder
@@ -75,6 +76,18 @@ class FolderSource:
             return
         with self._stored.as_directory() as local:
             yield LocalFolder(Path(local))
+
+    def place(self) -> str:
+        """Where it lies: all ranks may have written into one folder of the storage, or of a node.
+
+        Once it is opened: a `checkpoint_upload_fn` has put it there.
+        """
+        filesystem, path = self._stored.filesystem, self._stored.path
+        if filesystem == self._places.filesystem and path.startswith(f"{self._places.path}/"):
+            return path
+        is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+        node = ray.get_runtime_context().get_node_id() if is_local else filesystem.type_name
+        return f"{node}:{path}"
 
     def clean_up(self) -> None:
         """Delete what is superfluous now that a checkpoint has the files."""

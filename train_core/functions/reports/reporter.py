@@ -17,7 +17,7 @@ from typing import Any
 from train_core.described_errors import describe, rebuild
 from train_core.functions.reports.channel import ReportChannel
 from train_core.functions.reports.committer import Committer
-from train_core.functions.reports.plain_metrics import plain
+from train_core.functions.reports.plain_metrics import as_reported, plain, returned_json
 from train_core.functions.reports.reported_files import assign_files
 from train_core.functions.task import FunctionTask, OpenFolder, Report, Settled
 from train_core.rank.distributed.rendezvous import Membership
@@ -42,7 +42,7 @@ class Reporter:
         self._rank = rank
         self._thread = ThreadPoolExecutor(1, "reports")
         self._channel: Future[ReportChannel] = self._thread.submit(
-            lambda: ReportChannel(own, task.timing.long_wait_s)
+            lambda: ReportChannel(own, task.timing)
         )
         self._committer: Future[Committer] | None = None
         """On rank 0 only."""
@@ -96,13 +96,14 @@ class Reporter:
                 self._held[self._newest] = number
             return self._newest
 
-    def end(self, number: int) -> None:
+    def end(self, number: int, returned: Any = None) -> None:
         """Commit the end of the function, once all ranks have come to it.
 
+        What it `returned` is kept of rank 0, as by Ray, if it is JSON; else that is warned about.
         Raises FencedError, StorageError, and as `wait_for_all`.
         """
         self.wait_for_all()
-        self._thread.submit(self._end, number).result()
+        self._thread.submit(self._end, number, returned).result()
 
     def close(self) -> None:
         """End the threads; a report that has not begun is left."""
@@ -127,7 +128,7 @@ class Reporter:
             channel.send(topic, mine.message)
             if self._committer:
                 channel.announce(f"{topic}/plan", self._plan(report.number, channel))
-            plan = _checked(channel.wait_for(f"{topic}/plan"))
+            plan = _checked(channel.wait_for(f"{topic}/plan", after=topic))
             if plan["assigned"] is None:
                 return Settled(None, plan["stop"])
             stored: dict[str, Any] = {}
@@ -137,7 +138,7 @@ class Reporter:
             channel.send(f"{topic}/stored", stored)
             if self._committer:
                 channel.announce(f"{topic}/end", self._commit(report.number, plan, channel))
-            end = _checked(channel.wait_for(f"{topic}/end"))
+            end = _checked(channel.wait_for(f"{topic}/end", after=f"{topic}/stored"))
         if report.source:
             report.source.clean_up()
         return Settled(end["checkpoint"], plan["stop"])
@@ -160,12 +161,14 @@ class Reporter:
             self._commits.add(number, [message["metrics"] for message in messages], held)
             files = [message["files"] for message in messages]
             if any(one is not None for one in files):
-                plan["assigned"], collisions = assign_files(files)
+                places = [message["place"] for message in messages]
+                plan["assigned"], collisions = assign_files(files, places)
                 self._warn_of(collisions)
             requested = (message["validation"] for message in messages)
             plan["reported"] = {
                 "name": next((one["name"] for one in messages if one["name"]), ""),
                 "world_size": len(messages),
+                "metrics": as_reported(messages[0]["metrics"]),
                 "requested_validation": next(filter(None, requested), None),
             }
         return plan
@@ -207,16 +210,16 @@ class Reporter:
             channel.forget(topic)
         self._commits.clean_up()
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, returned: Any) -> None:
         channel = self._channel.result()
         channel.send(_END, {})
         if self._committer:
             end: dict[str, Any] = {}
             with described(end):
                 channel.collect(_END, unless=f"report-{number}")
-                self._commits.end(number)
+                self._commits.end(number, _kept_of(returned))
             channel.announce(f"{_END}/committed", end)
-        _checked(channel.wait_for(f"{_END}/committed"))
+        _checked(channel.wait_for(f"{_END}/committed", after=_END))
 
     def _warn_of(self, collisions: Collection[str]) -> None:
         """Warn once: each report is likely to have the same names."""
@@ -242,15 +245,16 @@ class _Mine:
         self.message: dict[str, Any] = {"held": held}
 
     def open(self, report: Report, stack: ExitStack) -> None:
-        files = None
+        files, place = None, ""
         if report.source is not None:
             self.folder = stack.enter_context(report.source.opened())
-            files = self.folder.names()
+            files, place = self.folder.names(), report.source.place()
         self.message |= {
             "metrics": plain(report.metrics),
             "name": report.name,
             "validation": report.validation,
             "files": files,
+            "place": place,
         }
 
 
@@ -261,6 +265,19 @@ def described(message: dict[str, Any]) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks wait for this one)
         message["error"] = describe("train", error)
+
+
+def _kept_of(returned: Any) -> Any:
+    """What is kept of what the function returned; None, and a warning, if it is no JSON."""
+    try:
+        return returned_json(returned)
+    except Exception as error:  # noqa: BLE001 (of the value's own code: the training has ended)
+        _log.warning(
+            "what the training function returned is not kept: it has %s, and JSON alone is kept "
+            "(numbers, texts, lists, dicts)",
+            error,
+        )
+        return None
 
 
 def _close_made(committer: Future[Committer]) -> None:

@@ -88,7 +88,10 @@ class Pruning:
         Raises FencedError if a newer attempt has the run.
         """
         writer, findings = RunWriter(self.folder, attempt), []
-        for finding in self.survey(attempt):
+        surveyed = self.survey(attempt)
+        if any(one.goes and one.kind == "checkpoint" for one in surveyed):
+            writer.delete_ray_snapshot()
+        for finding in surveyed:
             if finding.kind == "orphan":
                 continue
             if finding.goes and not delete_unless_pinned(

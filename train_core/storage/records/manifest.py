@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from train_core.errors import CheckpointError
 from train_core.policy.stop_reasons import is_final
@@ -106,6 +106,12 @@ class ReportedFolder(BaseModel):
     world_size: int = Field(
         ge=1, le=LARGEST_NUMBER, description="The ranks that reported together."
     )
+    metrics: dict[str, JsonValue] | None = Field(
+        default=None,
+        exclude_if=lambda metrics: metrics is None,
+        description="What rank 0 reported with it, where that is more than the numbers in the "
+        "manifest's `metrics`: whole numbers, truth values, texts, lists.",
+    )
     requested_validation: RequestedValidation | None = Field(
         default=None,
         exclude_if=operator.not_,
@@ -166,6 +172,11 @@ class CheckpointManifest(CommitFacts, Manifest):
         exclude_if=lambda reported: reported is None,
         description="Set if a training function reported it.",
     )
+    returned: JsonValue = Field(
+        default=None,
+        exclude_if=lambda returned: returned is None,
+        description="What a training function returned on rank 0; null: nothing, or no JSON.",
+    )
 
     @classmethod
     def of(
@@ -175,11 +186,17 @@ class CheckpointManifest(CommitFacts, Manifest):
         files: tuple[FileEntry, ...],
         journal: tuple[FileEntry, ...],
         reported: ReportedFolder | None = None,
+        returned: JsonValue = None,
     ) -> Self:
         """The commit, now, of these files and of the journal until here."""
         created_at = datetime.now(UTC).isoformat()
         return cls(
-            created_at=created_at, files=files, journal=journal, reported=reported, **dict(facts)
+            created_at=created_at,
+            files=files,
+            journal=journal,
+            reported=reported,
+            returned=returned,
+            **dict(facts),
         )
 
     @property
