@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.compat.reports.ranks import Given, Ranks, contents, entries, write
@@ -329,3 +331,42 @@ def test_a_checkpoint_that_awaits_its_validation_stays_also_when_its_attempt_has
         record_validation(folder, found[step], {"accuracy": 0.5})
     delete_superseded(RunWriter(folder, 2), second.task.config)
     assert [one.step for one in folder.checkpoints()] == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("reported", "read"),
+    [
+        ({"step": 2, "flag": True, "loss": 1.0}, None),
+        ({"text": "a", "list": [1, 2.0], "eval": {"rows": 3}, "nothing": None}, None),
+        # JSON has no such numbers.
+        ({"step": 2, "nan": math.nan, "most": math.inf}, {"step": 2, "nan": None, "most": None}),
+        # No manifest should have so much: the numbers are there as before.
+        ({"step": 2, "text": "a" * 70_000}, {"step": 2.0}),
+        ({"step": 10**30}, {"step": 1e30}),
+    ],
+)
+def test_what_was_reported_is_read_as_it_was(
+    folder: RunFolder,
+    start: Callable[..., Ranks],
+    tmp_path: Path,
+    reported: dict[str, object],
+    read: dict[str, object] | None,
+) -> None:
+    start(1).report([write(tmp_path / "a", a="1")], {"rank": 0.0, **reported})
+    (committed,) = folder.checkpoints()
+    expected = {"rank": 0.0, **(reported if read is None else read)}
+    assert repr(committed.reported_metrics) == repr(expected)
+    assert {type(one) for one in committed.metrics.values()} <= {float, type(None)}
+
+
+def test_the_end_has_what_rank_0_returned(
+    folder: RunFolder, start: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = start(1)
+    first.reporters[0].end(1, {"a": (1, np.float32(0.5))})
+    (end,) = folder.checkpoints()
+    assert end.manifest.returned == {"a": [1, 0.5]}
+    second = start(1)
+    second.reporters[0].end(2, {"weights": np.zeros(100)})
+    assert folder.checkpoints()[-1].manifest.returned is None
+    assert [one for one in caplog.messages if "is not kept: it has a ndarray" in one]
