@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from train_core import TrainConfig, predictors
+from train_core import TrainConfig, fit, predictors
 from train_core.errors import WorkloadError
 
 FUNCTION = "tests.compat.functions.digits_function:train_digits"
@@ -126,6 +126,20 @@ def test_with_a_predictor_a_function_is_evaluated_and_the_best_checkpoint_infers
     table = pq.read_table(report["predictions"]["files"])
     assert table.num_rows == 360
     assert set(table["model_step"].to_pylist()) == {3}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_function_that_reports_no_checkpoint_has_nothing_that_a_predictor_reads(
+    tmp_path: Path,
+) -> None:
+    config = TrainConfig(
+        train_fn="tests.compat.functions.plain:metrics_only",
+        workload=DIGITS,
+        predictor="tests.compat.functions.digits_function:predictor",
+    )
+    with pytest.raises(WorkloadError, match="has reported no checkpoint, so there is nothing that"):
+        fit(config, storage=str(tmp_path), run="run", on_log=None)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from train_core.driver.runner import runner_of
 from train_core.driver.scoring_stages import ScoringStages, pinned_summaries
 from train_core.driver.server import StageHandlers, Stages
 from train_core.driver.timeline import EVALUATED, RAY_UP, WORKERS_READY, Timeline
-from train_core.errors import StageError
+from train_core.errors import StageError, WorkloadError
 from train_core.policy.end_status import EndStatus
 from train_core.quick_imports import garbage_collection_paused
 from train_core.requests import DriverRequest, Prepared, Request, ScoringRequest
@@ -245,6 +245,12 @@ class RunStages(StageHandlers):
     def _train_result(self, newest: Commit, attempt: int, seconds: float) -> TrainResult:
         config, live = self.config, self.folder.live() or {}
         kept = [one for one in self.folder.checkpoints() if not one.manifest.is_function_end]
+        if not kept and config.has_workload:
+            raise WorkloadError(
+                f"the training function of run {self.folder.name!r} has reported no checkpoint, so "
+                f"there is nothing that {config.predictor} could read: report one, or begin a run "
+                "without a predictor"
+            )
         finalists = kept
         if config.has_effect("checkpoint_every_epochs") and config.checkpoint_every_epochs:
             finalists = finalists_of(kept, config)
