@@ -70,8 +70,9 @@ def resources_of(scaling: Any) -> dict[str, float]:
 
 def failure_of_worker(error: BaseException) -> BaseException:
     """What Ray says of a worker's process, if the error is about it; else the error itself."""
-    is_about = isinstance(error, WorkerHealthCheckFailedError)
-    return error.health_check_failure if is_about else error
+    if isinstance(error, WorkerHealthCheckFailedError):
+        return error.health_check_failure
+    return error
 
 
 def with_intercepted_calls(function: Callable[..., Any], task: FunctionTask) -> Callable[..., Any]:

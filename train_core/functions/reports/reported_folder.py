@@ -83,6 +83,7 @@ class FolderSource:
         Once it is opened: a `checkpoint_upload_fn` has put it there.
         """
         filesystem, path = self._stored.filesystem, self._stored.path
+        assert filesystem is not None, "a checkpoint finds its own"
         if filesystem == self._places.filesystem and path.startswith(f"{self._places.path}/"):
             return path
         is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
