@@ -29,9 +29,11 @@ from train_core.workload import Settings, Workload
 
 _EXTRAS = {
     "accelerate": "accelerate",
+    "lightgbm": "lightgbm",
     "lightning": "lightning",
     "pytorch_lightning": "lightning",
     "transformers": "transformers",
+    "xgboost": "xgboost",
 }
 """The optional extras, by the modules that they bring."""
 _HOW_TO_NAME = (

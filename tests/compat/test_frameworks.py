@@ -42,7 +42,7 @@ def run(storage: Path, **parameters: Any) -> RunFolder:
 def skip_without_library(function: str) -> None:
     """The libraries are optional: `pip install -c constraints.txt -e '.[frameworks]'`."""
     library = function.partition("_")[0]
-    if library in ("accelerate", "lightning", "transformers"):
+    if library in ("accelerate", "lightgbm", "lightning", "transformers", "xgboost"):
         pytest.importorskip(library)
 
 
@@ -114,6 +114,19 @@ def test_a_trainer_of_rays_pages_runs_as_it_is(tmp_path: Path, trainer: str) -> 
     folder = run(tmp_path, trainer=f"{FUNCTIONS}.{trainer}")
     assert steps(folder) == list(range(1, len(steps(folder)) + 1))
     assert folder.newest_reported() is not None
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_trees_of_a_trainer_that_reads_ray_data_are_resumed_after_an_error(
+    tmp_path: Path, library: str
+) -> None:
+    skip_without_library(f"{library}_functions")
+    folder = run(tmp_path, trainer=f"{FUNCTIONS}.{library}_functions:trainer")
+    reported = [one for one in folder.checkpoints() if one.manifest.reported]
+    # Each tree is a report, and every second one a checkpoint; the first attempt made four.
+    assert [(one.step, one.attempt) for one in reported] == [(2, 1), (4, 1), (6, 2)]
+    assert steps(folder) == [1, 2, 3, 4, 5, 6]
+    assert all(entry.metrics for entry in entries(folder))
 
 
 @pytest.mark.parametrize(
