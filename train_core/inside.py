@@ -34,16 +34,17 @@ def environment_of(process: str, **variables: str) -> dict[str, str]:
     return environment(**{_VARIABLE: process}, **variables)
 
 
-def note_sigterm() -> None:
+def note_sigterm(*, ends_process: bool = True) -> None:
     """Note from here on if this process gets SIGTERM, beside what the signal does already.
 
-    Raises ValueError if this is not the main thread.
+    Unless it `ends_process`, the signal does nothing else. Raises ValueError if this is not the
+    main thread.
     """
     before = signal.getsignal(signal.SIGTERM)
 
     def handle(number: int, frame: FrameType | None) -> None:
         _was_terminated.set()
-        if callable(before):
+        if ends_process and callable(before):
             before(number, frame)
 
     signal.signal(signal.SIGTERM, handle)

@@ -114,6 +114,8 @@ class FunctionTiming:
     """A wait for another rank, after which a rank that calls something else is looked for."""
     wait_told_s: float = 30.0
     """A wait for another rank, after which a warning says who waits for whom."""
+    sigterm_poll_s: float = 0.5
+    """Between two checks by a worker whether it got SIGTERM."""
     last_live_s: float = 1.0
     """For live.json to be written for the last time."""
     validation_poll_s: float = 1.0

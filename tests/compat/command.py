@@ -23,9 +23,10 @@ SEED = "EVERTRAIN_TEST_SEED"
 class Command:
     """`evertrain retrain` of a function, as a process that can be killed and started again."""
 
-    def __init__(self, place: Path, kind: Kind = PLAIN) -> None:
+    def __init__(self, place: Path, kind: Kind = PLAIN, grace_s: float = 5) -> None:
         self.place = place
         self.kind = kind
+        self.grace_s = grace_s
         # Lightning's callback names a temporary folder after the run, and tests run side by side.
         self.folder = RunFolder(str(place / "runs"), f"run-{uuid.uuid4().hex[:8]}")
         self.tracking_uri = f"sqlite:///{place}/mlflow.db"
@@ -51,7 +52,7 @@ class Command:
                     ),
                     *self._function(changes),
                     *("--storage", self.folder.storage, "--tracking-uri", self.tracking_uri),
-                    *("--grace-s", "5"),
+                    *("--grace-s", str(self.grace_s)),
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -72,6 +73,14 @@ class Command:
         assert self.process is not None
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def processes_of(self, actor: str) -> list[psutil.Process]:
+        """The processes of its actors of Ray that are called so."""
+        return [one for one in self.descendants() if actor in _name_of(one)]
+
+    def workers(self) -> list[psutil.Process]:
+        """Those in which the function runs."""
+        return self.processes_of("RayTrainWorker")
+
     def wait_for_reports(self, number: int, *, after_attempt: int = 0) -> Commit:
         """The newest checkpoint, when there are so many, and it is of a later attempt."""
         deadline = time.monotonic() + 120
@@ -91,3 +100,10 @@ class Command:
     def log(self) -> str:
         """What it has shown."""
         return (self.place / "log.txt").read_text()
+
+
+def _name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""

@@ -211,11 +211,45 @@ def test_a_function_leaves_a_node_that_is_drained_after_a_report(
         drained.kill()
 
 
-def test_a_head_that_loses_its_power_and_is_started_again(
+@pytest.mark.promise("evicted-pods")
+def test_a_pod_with_a_worker_that_is_evicted_is_left_after_a_checkpoint(
     cluster: RayCluster, place: Place, undisturbed: str
+) -> None:
+    with training(cluster, place, 2, num_nodes=3) as begun:
+        begun.wait_for_step(5)
+        node_with_workers(cluster).evict()
+        assert begun.result().step == NUM_STEPS
+        assert digest_of_training(begun.folder) == undisturbed
+        assert not any("begins again" in line for line in begun.log)
+        # It moved once, and did nothing twice.
+        assert lease.newest_attempt(begun.folder.store) == 2
+
+
+@pytest.mark.promise("evicted-pods")
+def test_a_pod_with_a_worker_of_a_function_that_is_evicted_is_left_after_a_report(
+    cluster: RayCluster, place: Place
+) -> None:
+    with training(cluster, place, 2, num_nodes=3, config=FUNCTION) as begun:
+        begun.wait_for_step(2)
+        nodes_with_workers(cluster, "RayTrainWorker")[0].evict()
+        epochs = FUNCTION["train_loop_config"]["num_epochs"]
+        assert begun.result().step == epochs + 1
+        assert not any("begins again" in line for line in begun.log)
+        newest = begun.folder.newest()
+        assert newest is not None
+        entries = read_segments(begun.folder.store, newest.manifest.journal)
+        assert [entry.metrics["epoch"] for entry in entries] == list(range(epochs))
+        assert lease.newest_attempt(begun.folder.store) == 2
+
+
+@pytest.mark.promise("evicted-pods")
+@pytest.mark.parametrize("end", [Node.kill, Node.evict], ids=["power", "evicted"])
+def test_a_head_that_is_lost_and_started_again(
+    cluster: RayCluster, place: Place, undisturbed: str, end: Callable[[Node], None]
 ) -> None:
     with training(cluster, place, 2, num_nodes=2) as begun:
         begun.wait_for_step(5)
+        end(cluster.head)
         # What the head knew of its nodes is lost with it, and they find no way back.
         cluster.kill()
         begun.wait_for_line("ended, and nothing more is known")

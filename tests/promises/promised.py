@@ -431,12 +431,18 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "computed twice.",
         "lost-nodes": "A node or a head that dies or is cut off costs only the steps since the "
         "last commit.",
+        "evicted-pods": "A pod of a Ray cluster that is evicted while a worker trains in it is "
+        "left after a checkpoint, or after a report of a function, and nothing is done twice; a "
+        "head that is evicted, and a Prefect worker, end like ones that lose their power.",
         "job-dies": "A job that dies is replaced by a new one.",
         "dashboard-away": "A job trains on while Ray's dashboard is away.",
     },
     "docs/operations.md": {
         "ray-dies": "A driver whose local Ray dies logs that and ends, so that the retry starts a "
         "new Ray.",
+        "sigterm-of-a-function": "Where a worker of a training function gets SIGTERM, the report "
+        "under way is finished, and another attempt goes on from it; a function that does not "
+        "report within `grace_s` goes on from its newest checkpoint.",
         "slots-freed": "`evertrain slots --free` frees what no living flow run holds, and nothing "
         "of a flow run that lives or may live.",
         "slots-return": "If Prefect's server, its worker or both die while a flow run of a "

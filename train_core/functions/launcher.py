@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -34,7 +34,7 @@ from train_core.policy.stop_reasons import StopReason
 from train_core.rank.data.recorded_workload import with_login
 from train_core.rank.distributed.group import follows_from_another_end
 from train_core.rank.distributed.rendezvous import RendezvousStore
-from train_core.rank.distributed.stop_requests import post_stop
+from train_core.rank.distributed.stop_requests import post_stop, ranks_that_leave
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
@@ -71,7 +71,7 @@ class FunctionLauncher:
                 stack.enter_context(pinned_origin(task.origin, self._job))
             stack.enter_context(self._watching(attempt))
             fitted = _start_fit(task)
-            is_aborted = self._wait(fitted, attempt, partial(store.post, task.group, ABORT, "true"))
+            is_aborted = self._wait(fitted, attempt, store, task.group)
         try:
             fitted.result()
             return AttemptOutcome()
@@ -97,19 +97,39 @@ class FunctionLauncher:
         move, timing = attempt.requests.ask_to_move, self._timing.cluster
         return ClusterWatch(move, config, config.num_workers, timing).watching()
 
-    def _wait(self, fitted: Future[None], attempt: Attempt, abort: Callable[[], None]) -> bool:
-        """Wait for the end; whether a function that did not come to a report in time was ended."""
+    def _wait(
+        self, fitted: Future[None], attempt: Attempt, store: RendezvousStore, group: str
+    ) -> bool:
+        """Wait for the end; whether a function that did not come to a report in time was ended.
+
+        A worker that got SIGTERM has the attempt end after the report under way.
+        """
         is_aborted = False
         while not wait([fitted], self._timing.stop_poll_s).done:
+            if not attempt.requests.is_asked:
+                _ask_for_terminated(attempt, store, group)
             if not is_aborted and attempt.requests.is_older_than(attempt.config.grace_s):
                 _log.warning(
                     "the training function did not report within grace_s (%g s), and is ended: it "
                     "goes on from its last checkpoint",
                     attempt.config.grace_s,
                 )
-                abort()
+                store.post(group, ABORT, "true")
                 is_aborted = True
         return is_aborted
+
+
+def _ask_for_terminated(attempt: Attempt, store: RendezvousStore, group: str) -> None:
+    """Ask the attempt to end for another one if a worker got SIGTERM."""
+    if terminated := ranks_that_leave(store, group, attempt.config.num_workers):
+        reason = f"rank {min(terminated)} got SIGTERM"
+        _log.warning(
+            "%s: the attempt ends after the report under way, or grace_s (%g s) later, and another "
+            "one goes on from it",
+            reason,
+            attempt.config.grace_s,
+        )
+        attempt.requests.ask_to_move(reason)
 
 
 def _task(attempt: Attempt, store: RendezvousStore, timing: Timing) -> FunctionTask:

@@ -44,7 +44,7 @@ from train_core.functions.task import (
     Settled,
     TrainingEnds,
 )
-from train_core.inside import mark_this_process
+from train_core.inside import mark_this_process, note_sigterm
 from train_core.rank.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.rank.distributed.rendezvous import Membership, choose_interfaces
 from train_core.storage.records.names import CHECKPOINTS, REPORTED_FOLDER, CheckpointName
@@ -53,8 +53,8 @@ from train_core.storage.run_writer import RunWriter
 from train_core.text.log_lines import set_up_own_logging
 
 __all__ = [
-    "ConnectByTheDriversNetwork",
     "EndWithDriver",
+    "PrepareProcesses",
     "RayTrainError",
     "WorkerCalls",
     "failure_of_worker",
@@ -281,13 +281,22 @@ class EndWithDriver(ControllerCallback):
             os._exit(1)
 
 
-class ConnectByTheDriversNetwork(WorkerGroupCallback):
-    """Has gloo connect the workers by the network in which they reach the driver."""
+class PrepareProcesses(WorkerGroupCallback):
+    """Prepares the workers' processes, before the trainer's backend connects them.
+
+    Gloo connects them by the network in which they reach the driver. SIGTERM does not end one:
+    the driver does, after the report under way.
+    """
 
     def __init__(self, task: FunctionTask) -> None:
         self._host = task.host
 
     def before_init_train_context(self, workers: list[Any]) -> dict[str, list[Any]]:
-        """Choose each worker's interface: the trainer's backend, which needs it, starts later."""
-        ray.get([worker.execute_async(choose_interfaces, self._host) for worker in workers])
+        """Prepare each worker in its main thread, which alone may say what a signal does."""
+        ray.get([worker.execute_async(_prepare_process, self._host) for worker in workers])
         return {}
+
+
+def _prepare_process(host: str) -> None:
+    choose_interfaces(host)
+    note_sigterm(ends_process=False)

@@ -17,8 +17,8 @@ from train_core.config import TrainConfig
 from train_core.errors import WorkloadError, users_code
 from train_core.functions.ray_checkpoints import filesystem_of
 from train_core.functions.ray_private_hooks import (
-    ConnectByTheDriversNetwork,
     EndWithDriver,
+    PrepareProcesses,
     with_intercepted_calls,
 )
 from train_core.functions.task import FunctionTask
@@ -113,7 +113,7 @@ def make_ready(trainer: DataParallelTrainer, task: FunctionTask) -> DataParallel
         callbacks=[
             *(run.callbacks or []),
             EndWithDriver(task),
-            ConnectByTheDriversNetwork(task),
+            PrepareProcesses(task),
         ],
     )
     trainer.train_run_context = replace(trainer.train_run_context, run_config=ready)

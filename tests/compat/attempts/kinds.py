@@ -48,6 +48,7 @@ def factory() -> TorchTrainer:
 
 PLAIN = Kind("plain", "tests.compat.functions.plain:save_and_resume")
 FACTORY = Kind("factory", "tests.compat.attempts.kinds:factory", is_factory=True)
+SLOW_UPLOAD = Kind("slow upload", "tests.compat.functions.plain:uploads_slowly")
 LIGHTNING = Kind(
     "lightning",
     "tests.compat.functions.lightning_functions:resume",

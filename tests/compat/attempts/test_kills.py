@@ -26,16 +26,12 @@ def no_leaks() -> None:
     """Processes are killed: what they leave is looked at below."""
 
 
-def workers_of(command: Command) -> list[psutil.Process]:
-    return [one for one in command.descendants() if "RayTrainWorker" in name_of(one)]
-
-
 def kill_worker(command: Command) -> None:
-    command.rng.choice(workers_of(command)).send_signal(signal.SIGKILL)
+    command.rng.choice(command.workers()).send_signal(signal.SIGKILL)
 
 
 def kill_controller(command: Command) -> None:
-    (controller,) = [one for one in command.descendants() if "TrainController" in name_of(one)]
+    (controller,) = command.processes_of("TrainController")
     controller.send_signal(signal.SIGKILL)
 
 
@@ -47,13 +43,6 @@ def kill_command(command: Command) -> None:
     _, alive = psutil.wait_procs(left, 60)
     assert not alive
     command.start()
-
-
-def name_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
 
 
 CASES = [
@@ -96,7 +85,7 @@ def run_and_kill(
         for number in after_reports:
             # The kill before has ended its attempt: there is a report of a later one.
             attempt = command.wait_for_reports(number, after_attempt=attempt).attempt
-            assert len(workers_of(command)) <= NUM_WORKERS
+            assert len(command.workers()) <= NUM_WORKERS
             time.sleep(command.rng.uniform(0, 3 * PAUSE_S))
             checkpoints = command.folder.checkpoints()
             seen.append(

@@ -186,6 +186,31 @@ def in_place(config: dict[str, Any]) -> None:
         train.report({"number": 1}, checkpoint=checkpoint, checkpoint_upload_fn=upload)
 
 
+def uploads_slowly(config: dict[str, Any]) -> None:
+    """Reports `num_epochs` folders, each of which takes `upload_s` to be uploaded, and resumes.
+
+    The file `uploading-N` in the folder `place` says that rank 0 uploads the folder of epoch N.
+    """
+    checkpoint = train.get_checkpoint()
+    first = 0
+    if checkpoint:
+        with checkpoint.as_directory() as folder:
+            first = int(Path(folder, "number.txt").read_text()) + 1
+    for number in range(first, config["num_epochs"]):
+
+        def upload(checkpoint: Checkpoint, name: str, number: int = number) -> Checkpoint:
+            Path(config["place"], f"uploading-{number}").touch()
+            time.sleep(config["upload_s"])
+            return checkpoint
+
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "number.txt").write_text(str(number))
+            is_rank0 = train.get_context().get_world_rank() == 0
+            made = Checkpoint.from_directory(folder) if is_rank0 else None
+            metrics = {"loss": 1.0, "epoch": number}
+            train.report(metrics, checkpoint=made, checkpoint_upload_fn=upload if made else None)
+
+
 def from_a_thread(config: dict[str, Any]) -> None:
     """Reports from another thread, and asks for its checkpoints and with other ranks."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -43,14 +44,28 @@ def machine_server(place: Path) -> Iterator[Server]:
         server.stop()
 
 
+def evict(worker: psutil.Process) -> None:
+    """As Kubernetes and Docker end a pod: SIGTERM to its first process, SIGKILL to all 30 s on."""
+    below = worker.children(recursive=True)
+    worker.terminate()
+    psutil.wait_procs([worker], timeout=30)
+    for one in [worker, *below]:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+
+
+@pytest.mark.parametrize("end", [kill_all, evict], ids=["power", "evicted"])
 def test_a_run_whose_machine_dies_is_missed_and_goes_on_elsewhere(
-    place: Path, machine_server: Server, undisturbed: str
+    place: Path,
+    machine_server: Server,
+    undisturbed: str,
+    end: Callable[[psutil.Process], None],
 ) -> None:
     environment = isolated(place) | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S)}
     site, api = Site(place, environment, machine_server.url), machine_server.url
     site.deploy(hasty_automations(place, MISSED_S))
     with site.worker() as worker, held(site.prefect, place, "alone") as (folder, go_on):
-        kill_all(psutil.Process(worker.pid))
+        end(psutil.Process(worker.pid))
         assert state(api, "alone") == "RUNNING"
         wait_for(lambda: state(api, "alone") != "RUNNING", place)
         # Crashed, and by now perhaps scheduled again by the other automation.

@@ -21,7 +21,7 @@ from train_core.functions.reports.plain_metrics import as_reported, plain, retur
 from train_core.functions.reports.reported_files import assign_files
 from train_core.functions.task import FunctionTask, OpenFolder, Report, Settled
 from train_core.rank.distributed.rendezvous import Membership
-from train_core.rank.distributed.stop_requests import STOP
+from train_core.rank.distributed.stop_requests import STOP, PostedByDriver, StopRequests
 from train_core.storage.records.manifest import FileEntry, ReportedFolder
 from train_core.storage.records.names import CHECKPOINTS, REPORTED_FOLDER, CheckpointName
 from train_core.storage.run_writer import RunWriter
@@ -38,6 +38,9 @@ class Reporter:
         self.stop: str | None = None
         """Why the training is to end now; set before anybody who waits for the report goes on."""
         own = Membership(task.host, task.port, task.group, rank, world_size)
+        # It tells the driver of a SIGTERM.
+        self._requests = StopRequests(PostedByDriver(own, lambda: True), task.timing.sigterm_poll_s)
+        self._requests.start()
         self._writer = RunWriter(task.folder, task.attempt)
         self._rank = rank
         self._thread = ThreadPoolExecutor(1, "reports")
@@ -107,6 +110,7 @@ class Reporter:
 
     def close(self) -> None:
         """End the threads; a report that has not begun is left."""
+        self._requests.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._committer:
             # At once if it is there already; else as soon as it is.
@@ -141,7 +145,7 @@ class Reporter:
             end = _checked(channel.wait_for(f"{topic}/end", after=f"{topic}/stored"))
         if report.source:
             report.source.clean_up()
-        return Settled(end["checkpoint"], plan["stop"])
+        return Settled(end["checkpoint"], end["stop"])
 
     def _holds(self, number: int) -> list[str]:
         """The checkpoints that the function was handed after it had made this report."""
@@ -151,8 +155,7 @@ class Reporter:
 
     def _plan(self, number: int, channel: ReportChannel) -> dict[str, Any]:
         """Note the metrics of all ranks, and decide which of them stores which files."""
-        request = channel.read(STOP)
-        plan: dict[str, Any] = {"assigned": None, "stop": request["reason"] if request else None}
+        plan: dict[str, Any] = {"assigned": None, "stop": _requested_stop(channel)}
         with described(plan):
             messages = channel.collect(f"report-{number}", unless=_END)
             for message in messages:
@@ -189,14 +192,15 @@ class Reporter:
     def _commit(self, number: int, plan: dict[str, Any], channel: ReportChannel) -> dict[str, Any]:
         """Commit what the ranks have stored; the answer to all of them."""
         messages = channel.collect(f"report-{number}/stored")
-        end: dict[str, Any] = {}
+        # Also one that came while the ranks were storing.
+        end: dict[str, Any] = {"stop": _requested_stop(channel)}
         with described(end):
             files = [
                 FileEntry.model_validate(file)
                 for message in messages
                 for file in _checked(message)["files"]
             ]
-            stops = plan["stop"] is not None
+            stops = end["stop"] is not None
             reported = ReportedFolder.model_validate(plan["reported"])
             committed = self._commits.commit(number, reported, files, stops=stops)
             end["checkpoint"] = str(committed.name)
@@ -256,6 +260,12 @@ class _Mine:
             "files": files,
             "place": place,
         }
+
+
+def _requested_stop(channel: ReportChannel) -> str | None:
+    """Why the training is to end after this report; None: it goes on."""
+    request = channel.read(STOP)
+    return request["reason"] if request else None
 
 
 @contextmanager
