@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -62,8 +62,8 @@ MEASURES_TIME = (
     *("rank/test_hang", "storage/objects/test_standstill", "storage/coordination/test_lease"),
     "storage/objects/test_retry_policy",
 )
-"""They say how long something takes, and wait for most of it. They come last, when those that were
-begun first have ended; and no test of these runs beside one that loads both cores.
+"""They say how long something takes, and wait for most of it. They lie among the second half of
+the others, which compute meanwhile; and no test of these runs beside one that loads both cores.
 """
 LOADS_BOTH_CORES = (
     *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "driver/test_driver"),
@@ -85,11 +85,24 @@ def group_of(nodeid: str) -> str:
 def place_of(nodeid: str) -> int:
     """The lower, the earlier; those of equal place stay as they were collected."""
     group = group_of(nodeid).partition("::")[0]
-    if group in LONGEST:
-        return LONGEST.index(group)
-    if group in MEASURES_TIME:
-        return len(LONGEST) + 1 + MEASURES_TIME.index(group)
-    return len(LONGEST)
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
+
+
+def in_order(nodeids: Sequence[str]) -> list[str]:
+    """The tests as they are to run, those of a group one after the other."""
+    groups: dict[str, list[str]] = {}
+    for nodeid in sorted(nodeids, key=place_of):
+        groups.setdefault(group_of(nodeid), []).append(nodeid)
+    timed = [name for name in groups if _measures_time(name)]
+    others = [name for name in groups if not _measures_time(name)]
+    half = len(others) // 2
+    for number, name in enumerate(timed):
+        others.insert(half + number + number * half // len(timed), name)
+    return [nodeid for name in others for nodeid in groups[name]]
+
+
+def _measures_time(group: str) -> bool:
+    return group.partition("::")[0] in MEASURES_TIME
 
 
 @contextmanager
@@ -99,7 +112,7 @@ def cores_for(group: str, locks: Path) -> Iterator[None]:
     Those that load both cores run side by side, and those that measure time do; never one kind
     beside the other. A test that waits is not overtaken.
     """
-    if group.partition("::")[0] in MEASURES_TIME:
+    if _measures_time(group):
         kinds = ["measuring", "loading"]
     elif group.startswith(LOADS_BOTH_CORES):
         kinds = ["loading", "measuring"]
@@ -148,7 +161,8 @@ class SlowestFirst(LoadScopeScheduling):
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The same in all processes: they have to agree. What `-m` leaves out is left out already."""
-    items.sort(key=lambda item: place_of(item.nodeid))
+    places = {nodeid: place for place, nodeid in enumerate(in_order([one.nodeid for one in items]))}
+    items.sort(key=lambda item: places[item.nodeid])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SlowestFirst:

@@ -19,6 +19,7 @@ from tests.plugins.order import (
     SHARE_NOTHING,
     cores_for,
     group_of,
+    in_order,
     place_of,
 )
 
@@ -80,6 +81,13 @@ def test_tests_that_share_nothing_are_groups_of_their_own_at_the_place_of_their_
     tests = [f"tests/{SHARE_NOTHING[0]}.py::test_a[{number}]" for number in range(2)]
     assert group_of(tests[0]) != group_of(tests[1])
     assert {place_of(test) for test in tests} == {LONGEST.index(SHARE_NOTHING[0])}
+
+
+def test_those_that_measure_time_lie_among_the_second_half_of_the_others() -> None:
+    others = [f"tests/policy/test_{number}.py::test" for number in range(8)]
+    timed = [f"tests/{name}.py::test" for name in MEASURES_TIME[:2]]
+    first, second = timed
+    assert in_order([*timed, *others]) == [*others[:4], first, *others[4:6], second, *others[6:]]
 
 
 def test_the_undisturbed_pipeline_runs_in_one_process() -> None:
