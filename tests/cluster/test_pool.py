@@ -213,7 +213,7 @@ def with_a_spare_that_prepares_itself(pool: WorkerPool, mark: Path) -> list[int]
     pool.start(CONFIG)
     pids = returned(pool.run_ranks(f"{HERE}:pid", lambda _: (), check=int))
     assert pool._slots
-    pool._slots.start_spare(f"{HERE}:note_pid_and_wait", (str(mark),))
+    pool._slots.start_spare(0, f"{HERE}:note_pid_and_wait", (str(mark),))
     while not Path(f"{mark}.pid").exists():
         time.sleep(0.05)
     psutil.Process(pids[1]).kill()

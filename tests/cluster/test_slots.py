@@ -84,7 +84,7 @@ def test_one_slot_is_replaced_while_the_others_live(slots: Slots, tmp_path: Path
 
 def a_spare(slots: Slots, mark: Path) -> int:
     """The process of a spare that has prepared itself."""
-    slots.start_spare(f"{HERE}:note_pid", (str(mark),))
+    slots.start_spare(0, f"{HERE}:note_pid", (str(mark),))
     ray.wait([slots.spares[0]._prepared])
     return int(mark.read_text())
 
@@ -116,7 +116,7 @@ def test_the_death_of_a_spare_ends_nothing(slots: Slots, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_spare_that_dies_as_it_prepares_itself_says_why(slots: Slots, tmp_path: Path) -> None:
     pids(slots)
-    slots.start_spare(f"{HERE}:die_after", (str(tmp_path / "die"),))
+    slots.start_spare(0, f"{HERE}:die_after", (str(tmp_path / "die"),))
     assert slots.dead_spares() == []
     Path(tmp_path, "die").touch()
     ray.wait([slots.spares[0]._prepared])

@@ -60,7 +60,7 @@ def main(of_runtime_env: dict[str, str], cpus: float) -> None:
         variables, threads = ray.get(run(f"{here}:surroundings", ()))
         found.append(({k: v for k, v in variables.items() if not _is_rays(k)}, threads))
         if len(found) == 1:
-            slots.start_spare(f"{here}:pid", ())
+            slots.start_spare(0, f"{here}:pid", ())
             ray.wait([slots.spares[0]._prepared])
             spare = ray.get(slots.spares[0].actor.run.remote(f"{here}:pid", ()))
             slots.replace(0)

@@ -81,7 +81,6 @@ class Node:
                     process.kill()
             time.sleep(0.05)
 
-
     def evict(self, grace_s: float = GRACE_S) -> None:
         """As Kubernetes and Docker end it: SIGTERM to its first process, SIGKILL after a grace."""
         self.process.terminate()

@@ -215,12 +215,13 @@ PROMISES: dict[str, dict[str, str]] = {
         "bad-file-named": "A file of the data that cannot be read, or is unlike the others, is "
         "named, with what is wrong with it, and the line of the workload that read it.",
         "worker-dies": "When a worker dies no other one waits for it, and the next attempt goes on "
-        "to the same end: on one machine and CPUs the other workers train on after their last "
-        "step, else new ones begin at the newest checkpoint; a worker that dies while it evaluates "
-        "or infers is replaced.",
+        "to the same end: on CPUs, with a fixed number, the other workers train on after their "
+        "last step, else new ones begin at the newest checkpoint; a worker that dies while it "
+        "evaluates or infers is replaced.",
         "sigterm-of-a-worker": "A worker that gets SIGTERM, as of an evicted pod, is replaced: on "
-        "one machine and CPUs the others train on after their last step; else, if all got it, or "
-        "if they would lose a step, the training goes on from a checkpoint that it saves first.",
+        "CPUs, with a fixed number, the others train on after their last step; else, if all got "
+        "it, or if they would lose a step, the training goes on from a checkpoint that it saves "
+        "first.",
         "three-restarts": "After three restarts in a row without a new checkpoint, or a step that "
         "survivors keep beyond all before, the run fails, with the last cause; either resets the "
         "count.",
@@ -431,6 +432,8 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "computed twice.",
         "lost-nodes": "A node or a head that dies or is cut off costs only the steps since the "
         "last commit.",
+        "in-place-on-a-cluster": "A worker that dies on a node of a cluster costs no step: the "
+        "others train on, with a spare of its node if there are any.",
         "evicted-pods": "A pod of a Ray cluster that is evicted while a worker trains in it is "
         "left after a checkpoint, or after a report of a function, and nothing is done twice; a "
         "head that is evicted, and a Prefect worker, end like ones that lose their power.",

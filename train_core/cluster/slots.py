@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from train_core.cluster.outcomes import Died, failure_of
@@ -43,6 +49,8 @@ class Spare:
     """A worker that has no place yet, and what it was asked to prepare."""
 
     actor: Actor
+    node: str
+    """The id of its node: it replaces no worker on another one."""
     _prepared: ray.ObjectRef[None]
     _ping: ray.ObjectRef[None]
 
@@ -120,6 +128,16 @@ class Slots:
         """Whether all slots have what they reserve, after `timeout_s` at most."""
         return bool(self._reservation.wait(timeout_s))
 
+    def nodes(self) -> dict[int, str]:
+        """The id of each slot's node, of those that are placed."""
+        found: dict[int, str] = placement_group_table(self._reservation)["bundles_to_node_id"]
+        return {slot: node for slot, node in found.items() if node}
+
+    def slot_without_spares(self, number: int) -> int | None:
+        """A slot on whose node there are fewer than `number` spares; None: there is none."""
+        counted = Counter(one.node for one in self.spares)
+        return next((slot for slot, node in self.nodes().items() if counted[node] < number), None)
+
     def replace(self, slot: int) -> None:
         """End the worker of a slot by SIGKILL and start another there, while the others live on.
 
@@ -127,22 +145,22 @@ class Slots:
         new one wait until it has prepared itself.
         """
         ray.kill(self.workers[slot])
-        self.workers[slot] = self._take_spare() or self._start_worker(slot)
+        self.workers[slot] = self._take_spare(slot) or self._start_worker(slot)
 
-    def start_spare(self, function: str, arguments: Sequence[Any]) -> None:
-        """Start a spare on the node of the first slot, which then calls `module:name`.
+    def start_spare(self, slot: int, function: str, arguments: Sequence[Any]) -> None:
+        """Start a spare on the node of a slot, which then calls `module:name`.
 
         Raises RayError if the worker there does not answer.
         """
-        threads = ray.get(self.workers[0].threads.remote(), timeout=_ANSWER_S)
-        place = PlacementGroupSchedulingStrategy(self._reservation, 0)
+        threads = ray.get(self.workers[slot].threads.remote(), timeout=_ANSWER_S)
+        node, place = self.nodes()[slot], PlacementGroupSchedulingStrategy(self._reservation, slot)
         # As the process starts: numpy is there before the actor is.
         worker = _WORKER.options(
             num_cpus=0, scheduling_strategy=place, runtime_env={"env_vars": threads}
         )
         actor = worker.remote(self._preload, is_spare=True)
         prepared = actor.run.remote(function, arguments)
-        self.spares.append(Spare(actor, prepared, actor.answer.remote()))
+        self.spares.append(Spare(actor, node, prepared, actor.answer.remote()))
 
     def memory_bytes(self) -> list[int]:
         """The memory that each worker's process takes. Raises RayError if one does not answer."""
@@ -156,13 +174,15 @@ class Slots:
         self.spares[:] = [one for one, error in ended if error is None]
         return [error for _, error in ended if error is not None]
 
-    def _take_spare(self) -> Actor | None:
-        """A spare that lives, or still prepares itself, and is one no more; None: there is none.
+    def _take_spare(self, slot: int) -> Actor | None:
+        """A spare on the slot's node that lives, or still prepares itself; None: there is none.
 
-        One that prepares itself is ahead of a new process, which would have to do all of the same.
+        It is a spare no more. One that prepares itself is ahead of a new process, which would have
+        to do all of the same.
         """
-        while self.spares:
-            spare = self.spares.pop(0)
+        node = self.nodes().get(slot) if self.spares else None
+        for spare in [one for one in self.spares if one.node == node]:
+            self.spares.remove(spare)
             if not spare.is_ready() or spare.lives():
                 return spare.actor
         return None

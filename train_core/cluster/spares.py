@@ -23,7 +23,7 @@ class SpareRules:
     """The spares that an attempt is to have, and what each calls as it begins."""
 
     number: int | None
-    """None: one, if it seems worth it."""
+    """On each node with workers; None: one, if it seems worth it."""
     function: str
     """By its name, `module:name`."""
     arguments: Sequence[Any]
@@ -59,14 +59,17 @@ class SpareKeeper:
             # A process more is one too many.
             self._has_run_out_of_memory |= isinstance(error, OutOfMemoryError)
         number = 1 if wanted.number is None else wanted.number
-        if len(slots.spares) >= number or time.monotonic() < self._is_due_at:
+        if not number or time.monotonic() < self._is_due_at:
+            return
+        slot = slots.slot_without_spares(number)
+        if slot is None:
             return
         if why := self._why_not(slots, wanted):
             self.give_up()
             _log.info("no spare is started: %s", why)
             return
-        slots.start_spare(wanted.function, wanted.arguments)
-        if len(slots.spares) >= number:
+        slots.start_spare(slot, wanted.function, wanted.arguments)
+        if slots.slot_without_spares(number) is None:
             # One that dies as it begins is not followed by another one each second.
             self._is_due_at = time.monotonic() + self._timing.spare_after_s
         _log.info("a spare is started, for the place of a worker that dies")

@@ -13,7 +13,7 @@ from train_core.config.checkpoint_options import CheckpointOptions
 from train_core.config.function_options import FunctionOptions
 from train_core.config.trainable import FunctionTraining, Trainable, WorkloadTraining
 from train_core.config.training_options import InitOptions, StepOptions, WorkloadOptions
-from train_core.config.worker_options import LOCAL, WorkerOptions
+from train_core.config.worker_options import WorkerOptions
 from train_core.errors import ConfigError
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.policy.logins import hide_logins
@@ -119,8 +119,8 @@ class TrainConfig(
         Not on GPUs, as no group of nccl's can be left that has lost a rank; and not sharded models,
         of which nobody else has what a dead rank had. docs/design/in-place.md
         """
-        is_fixed = self.ray_address == LOCAL and not self.min_workers
-        return is_fixed and self.num_workers > 1 and not self.uses_gpu and self.strategy != "fsdp"
+        is_fixed = self.num_workers > 1 and not self.min_workers
+        return is_fixed and not self.uses_gpu and self.strategy != "fsdp"
 
     @property
     def has_workload(self) -> bool:

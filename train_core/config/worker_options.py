@@ -58,9 +58,10 @@ class WorkerOptions(Options):
     spares: int | None = Field(
         default=None,
         ge=0,
-        description="Processes, with ray_address local and without GPUs, that wait to take the "
-        "place of a worker that dies. Each takes the memory of a worker with its data. Unset: one, "
-        "if it leaves 2 GiB of memory and the training goes on for a minute.",
+        description="Processes, without GPUs, that wait to take the place of a worker that dies, "
+        "on each node with workers. Each takes the memory of a worker with its data. Unset: one "
+        "with ray_address local, if it leaves 2 GiB of memory and the training goes on for a "
+        "minute; else none.",
         json_schema_extra=MAY_CHANGE,
     )
     deterministic: bool = Field(

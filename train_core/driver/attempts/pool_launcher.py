@@ -63,9 +63,9 @@ class PoolLauncher:
                 return self._train(store, attempt, attempt.config)
             return self._train_where_there_is_room(store, attempt)
         except ConnectionError as error:
-            if is_fixed(attempt.config):
+            in_place = attempt.config.goes_on_in_place
+            if in_place or is_fixed(attempt.config):
                 dead = error.slots if isinstance(error, DiedAtStartError) else None
-                in_place = attempt.config.goes_on_in_place
                 self._pool.replace(dead if in_place else None)
                 if in_place and dead and len(dead) < attempt.config.num_workers:
                     # Others may wait with what they have kept.
@@ -172,8 +172,10 @@ def _spares(attempt: Attempt, config: TrainConfig) -> SpareRules | None:
     """The spares that the attempt is to have."""
     if not config.goes_on_in_place:
         return None
+    # What memory a node has, and how long a worker's data take there, is not known here.
+    number = 0 if config.spares is None and config.ray_address != LOCAL else config.spares
     folder = attempt.folder.with_retries(SHORT)
-    return SpareRules(config.spares, PREPARE, (folder.url, config), partial(_left_s, folder))
+    return SpareRules(number, PREPARE, (folder.url, config), partial(_left_s, folder))
 
 
 def _left_s(folder: RunFolder) -> float | None:
