@@ -258,3 +258,9 @@ def test_a_spare_that_does_not_come_to_its_end_is_replaced_and_nobody_else(
     found = returned(pool.run_ranks(f"{HERE}:pid", lambda _: (), check=int))
     assert found[0] == first
     assert found[1] not in (second, spare)
+
+
+def test_no_process_of_a_dashboard_runs(process_ray: None) -> None:
+    titles = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
+    assert any("gcs_server" in title for title in titles)
+    assert not any("dashboard.py" in title for title in titles)

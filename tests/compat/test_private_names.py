@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import ray
+from ray._private.node import Node
 from ray.train import ValidationConfig, ValidationTaskConfig
 from ray.train.v2._internal import constants
 from ray.train.v2._internal.exceptions import RayTrainError
@@ -17,7 +18,7 @@ from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
 
-from train_core.cluster.runtime import _job_config
+from train_core.cluster.runtime import _job_config, _without_dashboard_process
 from train_core.functions.runner import FunctionRunner
 from train_core.storage.records.names import RAY_SNAPSHOT_JSON
 from train_core.timing import FunctionTiming, Timing
@@ -110,6 +111,15 @@ def test_one_file_uses_private_names_of_ray_train() -> None:
         if "ray.train" in (text := path.read_text()) and "._internal" in text
     }
     assert users == {"functions/ray_private_hooks.py"}
+
+
+def test_a_local_ray_can_be_had_without_the_process_of_its_dashboard() -> None:
+    source = inspect.getsource(Node.start_head_processes)
+    assert source.count("self.start_api_server(") == 1
+    start = Node.start_api_server
+    with _without_dashboard_process():
+        assert Node.start_api_server is not start
+    assert Node.start_api_server is start
 
 
 def test_workers_are_not_told_to_look_into_the_current_directory() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -125,18 +126,35 @@ def start_ray(config: TrainConfig, settings: RaySettings) -> None:
         return
     if config.ray_address == LOCAL:
         _check_runtime_env(config)
-        ray.init(
-            address="local",
-            num_cpus=available_cpus(),
-            include_dashboard=False,
-            object_store_memory=settings.object_store_bytes,
-            runtime_env=config.runtime_env or None,
-            logging_level=logging.WARNING,
-            job_config=_job_config(),
-        )
+        with _without_dashboard_process():
+            ray.init(
+                address="local",
+                num_cpus=available_cpus(),
+                include_dashboard=False,
+                object_store_memory=settings.object_store_bytes,
+                runtime_env=config.runtime_env or None,
+                logging_level=logging.WARNING,
+                job_config=_job_config(),
+            )
         return
     # This process is a job of that cluster: it has the job's environment already.
     ray.init(address=os.environ["RAY_ADDRESS"], logging_level=logging.WARNING)
+
+
+@contextmanager
+def _without_dashboard_process() -> Iterator[None]:
+    """Have Ray start no process for its dashboard in this block, nor wait for one.
+
+    Without a dashboard it starts one all the same, for statistics that are switched off.
+    """
+    from ray._private.node import Node
+
+    start = Node.start_api_server
+    Node.start_api_server = lambda *_, **__: None  # type: ignore[method-assign]  # no option does it
+    try:
+        yield
+    finally:
+        Node.start_api_server = start  # type: ignore[method-assign]
 
 
 def _job_config() -> JobConfig:
