@@ -337,11 +337,18 @@ def load_split(workload: Workload[Any], split: Split) -> Dataset | Stream:
     seed_generators(_FIRST_SEED)
     with reading(partial("the {} split".format, split), partial(_listed_files, workload)):
         dataset = workload.dataset(split)
-        collates = type(workload).collate is not Workload.collate
-        if collates and not (is_stream(dataset) or gives_columns(dataset)):
-            dataset = CollatedDataset(dataset, workload.collate)
+        if not is_stream(dataset):
+            dataset = with_collate(workload, dataset)
     if recorded := workload._recorded:  # noqa: SLF001 (no concern of the workload's author)
         recorded.check(split, dataset)
+    return dataset
+
+
+def with_collate(workload: Workload[Any], dataset: Dataset) -> Dataset:
+    """The dataset; its samples become columns by the workload's own `collate`, if it has one."""
+    collates = type(workload).collate is not Workload.collate
+    if collates and not gives_columns(dataset):
+        return CollatedDataset(dataset, workload.collate)
     return dataset
 
 

@@ -194,10 +194,12 @@ class Trainer:
         return self.progress
 
     def keep(self) -> None:
-        """Keep the state after the last whole step in this process's memory, for another attempt.
+        """Keep the data, and the state after the last whole step, in this process's memory.
 
-        Called when the attempt broke. What cannot be kept is left to the newest commit.
+        Called when the attempt broke, for another one. What cannot be kept is loaded again, or left
+        to the newest commit.
         """
+        self._memory.data = self.loaded.data()
         if self._at is _At.BEFORE:
             # What the attempt before has left was not gone on from yet.
             return

@@ -9,7 +9,7 @@ import torch
 
 from train_core.config import TrainConfig
 from train_core.rank.checkpoint.kept import Kept
-from train_core.rank.loaded_workload import LoadedWorkload
+from train_core.rank.loaded_workload import Data, LoadedWorkload
 from train_core.storage.run_folder import RunFolder
 
 
@@ -38,8 +38,8 @@ class Modes:
 class Memory:
     """The state and the data of one run.
 
-    Workload and data are loaded anew for each attempt: a dataset may refer to its workload, so
-    neither can be used again without the other, and both may have changed.
+    The workload is made anew for each attempt. Data that do not refer to it, and whose loading has
+    left it as it was, are used again; else they are loaded again.
     """
 
     run: str = ""
@@ -47,13 +47,15 @@ class Memory:
     kept: Kept | None = None
     loaded: LoadedWorkload | None = None
     """What a spare has loaded for its first attempt."""
+    data: Data | None = None
+    """Those of the attempt before."""
     modes: Modes | None = None
     """Those with which the first attempt of this process began."""
 
     def turn_to(self, run: str) -> None:
         """Forget another run."""
         if self.run != run:
-            self.run, self.kept, self.loaded = run, None, None
+            self.run, self.kept, self.loaded, self.data = run, None, None, None
 
     def prepare(self, folder: RunFolder, config: TrainConfig) -> LoadedWorkload:
         """Load the run's workload and data for the next attempt. Raises as `of_run`."""
@@ -61,6 +63,7 @@ class Memory:
         return self.loaded
 
     def load(self, folder: RunFolder, config: TrainConfig) -> LoadedWorkload:
-        """The run's workload and data, which nobody has used. Raises as `of_run`."""
-        loaded, self.loaded = self.loaded, None
-        return loaded or LoadedWorkload.of_run(folder, config)
+        """The run's workload, which nobody has used, and its data. Raises as `of_run`."""
+        loaded, data = self.loaded, self.data
+        self.loaded = self.data = None
+        return loaded or LoadedWorkload.of_run(folder, config, data)
