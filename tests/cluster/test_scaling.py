@@ -10,7 +10,12 @@ import pytest
 
 from train_core import TrainConfig
 from train_core.cluster import resources, scaling
-from train_core.cluster.resources import capacity, check_resources, with_gpus
+from train_core.cluster.resources import (
+    capacity,
+    capacity_beside_ray_data,
+    check_resources,
+    with_gpus,
+)
 from train_core.errors import ResourceError, StoppedError
 from train_core.timing import ClusterTiming
 
@@ -33,8 +38,34 @@ def test_so_many_workers_fit(asked: dict[str, Any], most: int) -> None:
     assert capacity(TrainConfig(**asked), NODES) == most
 
 
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        ({}, 4),
+        ({"cpus_per_worker": 0.5}, 9),
+        # It reads on the second node.
+        ({"cpus_per_worker": 4}, 1),
+        ({"cpus_per_worker": 0.75}, 6),
+        # On the second node, which has no GPU.
+        ({"cpus_per_worker": 1, "gpus_per_worker": 0.5}, 4),
+        ({"placement_strategy": "STRICT_PACK"}, 4),
+        # Each node has a worker, and the first one has room for both.
+        ({"placement_strategy": "STRICT_SPREAD"}, 2),
+    ],
+)
+def test_so_many_workers_fit_beside_ray_data(asked: dict[str, Any], most: int) -> None:
+    assert capacity_beside_ray_data(TrainConfig(**asked), NODES) == most
+
+
+@pytest.mark.promise("room-for-ray-data")
+def test_ray_data_needs_a_whole_cpu_of_one_node() -> None:
+    config = TrainConfig(cpus_per_worker=1)
+    assert capacity_beside_ray_data(config, [{"CPU": 1.5}, {"CPU": 1.5}]) == 1
+    assert capacity_beside_ray_data(config, [{"CPU": 0.5}]) == 0
+
+
 def test_nothing_fits_nowhere() -> None:
-    assert capacity(TrainConfig(), []) == 0
+    assert capacity(TrainConfig(), []) == capacity_beside_ray_data(TrainConfig(), []) == 0
     assert capacity(TrainConfig(placement_strategy="STRICT_PACK"), []) == 0
 
 

@@ -324,6 +324,8 @@ PROMISES: dict[str, dict[str, str]] = {
         "and says what a run would do.",
         "without-ray-train": "Where Ray Train cannot be imported, workloads are trained and "
         "evaluated as ever, and a training function is refused in one line.",
+        "room-for-ray-data": "A trainer with datasets is refused before anything is stored where "
+        "its workers leave no node a CPU for Ray Data.",
         "trainers-word": "A parameter that a factory's trainer has another value for is refused.",
         "skip-unchanged-function": "With `skip_unchanged` a training function is not run again "
         "where it, its configuration, its predictor and the data of the workload are unchanged.",

@@ -16,21 +16,27 @@ _log = logging.getLogger(__name__)
 
 
 def check_resources(
-    config: TrainConfig, retry_for_s: float = 0, timing: ClusterTiming = TIMING.cluster
+    config: TrainConfig,
+    retry_for_s: float = 0,
+    timing: ClusterTiming = TIMING.cluster,
+    *,
+    reads_by_ray: bool = False,
 ) -> None:
     """Raise ResourceError if this machine or the cluster can never have the workers' resources.
 
-    The check of a cluster is retried for `retry_for_s`: nodes may still be joining it.
+    With `reads_by_ray` also if the workers leave no node a whole CPU: Ray Data, which reads for
+    them, would wait for one for ever. The check of a cluster is retried for `retry_for_s`, as
+    nodes may still be joining it.
     """
     if config.ray_address == LOCAL:
-        return _compare(config, "this machine", [_of_this_machine()])
+        return _compare(config, "this machine", [_of_this_machine()], reads_by_ray)
     import ray
 
     deadline = time.monotonic() + retry_for_s
     while True:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         try:
-            return _compare(config, f"the cluster at {config.ray_address}", nodes)
+            return _compare(config, f"the cluster at {config.ray_address}", nodes, reads_by_ray)
         except ResourceError as error:
             if time.monotonic() >= deadline:
                 raise
@@ -113,24 +119,46 @@ def capacity(config: TrainConfig, nodes: list[dict[str, float]]) -> int:
     return can_place.get(config.placement_strategy, sum(fits))
 
 
+def capacity_beside_ray_data(config: TrainConfig, nodes: list[dict[str, float]]) -> int:
+    """How many workers can be placed so that a node has a CPU left, for a task of Ray Data."""
+    without = [{**node, "CPU": node.get("CPU", 0) - 1} for node in nodes]
+    return max(
+        (
+            capacity(config, [*nodes[:index], one, *nodes[index + 1 :]])
+            for index, one in enumerate(without)
+            if one["CPU"] >= 0
+        ),
+        default=0,
+    )
+
+
 def _of_this_machine() -> dict[str, float]:
     import torch
 
     return {"CPU": float(available_cpus()), "GPU": float(torch.cuda.device_count())}
 
 
-def _compare(config: TrainConfig, where: str, nodes: list[dict[str, float]]) -> None:
+def _compare(
+    config: TrainConfig, where: str, nodes: list[dict[str, float]], reads_by_ray: bool
+) -> None:
     """Raise ResourceError if the workers can never be placed on nodes of these resources."""
     most, fewest = capacity(config, nodes), config.fewest_workers
+    wanted = resources_of_worker(config)
+    needs = " and ".join(f"{amount:g} {name}" for name, amount in wanted.items())
+    has = ", ".join(f"{sum(node.get(name, 0) for node in nodes):g} {name}" for name in wanted)
     if fewest > most:
-        wanted = resources_of_worker(config)
-        needs = " and ".join(f"{amount:g} {name}" for name, amount in wanted.items())
-        has = ", ".join(f"{sum(node.get(name, 0) for node in nodes):g} {name}" for name in wanted)
         raise ResourceError(
             f"{fewest} workers of {needs} each cannot be placed by "
             f"{config.placement_strategy}: {where} has {len(nodes)} node(s) with {has}, enough for "
             f"{most}. Ask for fewer workers (num_workers) or less for each (cpus_per_worker, "
             "gpus_per_worker)"
+        )
+    if reads_by_ray and fewest > (most := capacity_beside_ray_data(config, nodes)):
+        raise ResourceError(
+            f"{fewest} workers of {needs} each leave no node the CPU that Ray Data needs to read "
+            f"the trainer's datasets: {where} has {len(nodes)} node(s) with {has}, enough for "
+            f"{most} beside it. In the trainer's ScalingConfig ask for fewer workers (num_workers) "
+            "or less for each (resources_per_worker)"
         )
 
 

@@ -16,7 +16,7 @@ from train_core.policy.checkpoints.selection import unmeasured
 from train_core.requests import DriverRequest
 from train_core.storage.records.names import RAY_SNAPSHOT_JSON
 from train_core.storage.run_folder import Commit, RunFolder
-from train_core.timing import Timing
+from train_core.timing import TIMING, Timing
 
 if TYPE_CHECKING:
     # They import torch, for which the start of Ray does not wait.
@@ -47,12 +47,13 @@ class FunctionRunner(Runner):
             ) from error
         from train_core.functions.checks import check_function
 
+        recorded = folder.newest_request().config if folder.exists() else None
+        nodes_wait_s = TIMING.nodes_wait_s if recorded else 0
         if config.trainer:
             # A factory may read a dataset by Ray.
-            ray.join(config)
+            ray.join(config, nodes_wait_s=nodes_wait_s)
             ray.wait_until_up()
-        recorded = folder.newest_request().config if folder.exists() else None
-        decided = with_trainers_settings(config, recorded)
+        decided = with_trainers_settings(config, recorded, nodes_wait_s=nodes_wait_s)
         return check_function(folder, request.model_copy(update={"config": decided}))
 
     def train(

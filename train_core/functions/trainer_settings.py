@@ -8,8 +8,9 @@ from ray.train import CheckpointConfig
 from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from train_core.config import LOCAL, TrainConfig, available_cpus
-from train_core.errors import ResourceError, WorkloadError
+from train_core.cluster.resources import check_resources
+from train_core.config import TrainConfig
+from train_core.errors import WorkloadError
 from train_core.functions.ray_private_hooks import resources_of
 from train_core.functions.trainer import needed_by, new_trainer, refusing_fit
 from train_core.loading import load_function
@@ -19,12 +20,15 @@ _Decided = dict[str, tuple[Any, str]]
 """Parameters that a trainer decides: the value, and what the trainer says."""
 
 
-def with_trainers_settings(config: TrainConfig, recorded: TrainConfig | None = None) -> TrainConfig:
+def with_trainers_settings(
+    config: TrainConfig, recorded: TrainConfig | None = None, *, nodes_wait_s: float = 0
+) -> TrainConfig:
     """The configuration with what the factory's trainer asks for, in Ray's meaning.
 
     `recorded` is what the run was asked last, if it exists: a factory may be changed later. Raises
     WorkloadError if there is no such function, if it cannot be run, or if a parameter was given
-    that the trainer has another value for.
+    that the trainer has another value for; ResourceError if its workers leave Ray Data no CPU for
+    its datasets, on a cluster whose nodes are given `nodes_wait_s` to be there.
     """
     for name in filter(None, (config.train_fn, config.trainer, config.predictor)):
         refused = refusing_fit(
@@ -45,17 +49,18 @@ def with_trainers_settings(config: TrainConfig, recorded: TrainConfig | None = N
             "runs it with a fixed number of at least 1"
         )
     each = resources_of(scaling)
-    if trainer.datasets and config.ray_address == LOCAL:
-        _check_room_for_data(scaling.num_workers * each.get("CPU", 0), config)
     decided = {**_of_scaling(scaling, each), **_of_checkpoints(trainer, config)}
     _check_asked(config, recorded, decided)
     failures = (trainer.run_config.failure_config or FailureConfig()).max_failures
-    return config.model_copy(
+    said = config.model_copy(
         update={
             **{name: value for name, (value, _) in decided.items()},
             "max_failures": config.max_failures or failures,
         }
     )
+    if trainer.datasets and each.get("CPU"):
+        check_resources(said, nodes_wait_s, reads_by_ray=True)
+    return said
 
 
 def _of_scaling(scaling: Any, each: dict[str, float]) -> _Decided:
@@ -111,16 +116,6 @@ def _check_asked(config: TrainConfig, recorded: TrainConfig | None, decided: _De
                 f"{name} is {asked!r}, and the trainer of {config.trainer} has {said}: say it "
                 f"there, or leave {name} out"
             )
-
-
-def _check_room_for_data(cpus: float, config: TrainConfig) -> None:
-    """Raise ResourceError if the workers take all CPUs: Ray Data would wait for one for ever."""
-    if cpus >= available_cpus():
-        raise ResourceError(
-            f"the workers of {config.trainer} take {cpus:g} CPUs of this machine's "
-            f"{available_cpus()}, and Ray Data, which reads its datasets, needs one: ask for fewer "
-            "workers, or for less than a CPU each (resources_per_worker)"
-        )
 
 
 def _check_parameters(config: TrainConfig) -> None:

@@ -265,9 +265,9 @@ def with_a_dataset(cpus: float = 0.5) -> TorchTrainer:
     )
 
 
-def with_a_dataset_and_no_room() -> TorchTrainer:
-    """The same, with workers that take all CPUs of a machine with two."""
-    return with_a_dataset(cpus=os.cpu_count() or 1)
+def with_a_dataset_and_half_a_cpu() -> TorchTrainer:
+    """The same, with workers that leave half a CPU."""
+    return with_a_dataset(cpus=(ray.cluster_resources()["CPU"] - 0.5) / 2)
 
 
 def validate(

@@ -283,11 +283,17 @@ def test_the_ranks_share_a_dataset_of_ray_data(tmp_path: Path) -> None:
     assert entry.metrics["seen"] == entry.by_rank["1"]["seen"] == 50
 
 
-def test_a_dataset_that_no_cpu_is_left_for_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match="and Ray Data, which reads its datasets, needs one"):
-        run_function(
-            str(tmp_path), "", train_fn="", trainer=f"{FUNCTIONS}:with_a_dataset_and_no_room"
-        )
+@pytest.mark.promise("room-for-ray-data")
+@pytest.mark.parametrize("where", ["this machine", "the cluster"])
+def test_a_dataset_that_less_than_a_cpu_is_left_for_is_refused(
+    where: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    asked = {"train_fn": "", "trainer": f"{FUNCTIONS}:with_a_dataset_and_half_a_cpu"}
+    if where == "the cluster":
+        asked["ray_address"] = request.getfixturevalue("ray_address")
+    told = f"each leave no node the CPU that Ray Data needs to read the trainer's datasets: {where}"
+    with pytest.raises(ResourceError, match=told):
+        run_function(str(tmp_path), "", **asked)
     assert not RunFolder(str(tmp_path), "run").exists()
 
 
