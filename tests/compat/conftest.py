@@ -17,7 +17,7 @@ from train_core.storage.run_writer import begin_attempt, next_attempt
 @pytest.fixture
 def folder(storage_url: str) -> RunFolder:
     found = RunFolder(storage_url, "run")
-    create(found, TrainConfig(train_fn="some.module:function"))
+    create(found, TrainConfig(train_fn="some.module:function", monitor="loss"))
     return found
 
 

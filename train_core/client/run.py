@@ -12,6 +12,7 @@ from train_core.errors import CheckpointError, ConfigError
 from train_core.policy.checkpoints.selection import Candidate, Order, ranked
 from train_core.policy.metric_names import TEST
 from train_core.results import PredictionsResult
+from train_core.storage.committed import with_files
 from train_core.storage.predictions import committed_predictions, verified_predictions
 from train_core.storage.records.journal import Entry, read_good_segments, read_segments
 from train_core.storage.records.manifest import EvaluationManifest
@@ -71,8 +72,7 @@ class Run:
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The good checkpoints, oldest first."""
-        found = (one for one in self.folder.scan().good if not one.manifest.is_function_end)
-        return [Checkpoint.in_run(self.folder, one) for one in found]
+        return [Checkpoint.in_run(self.folder, one) for one in with_files(self.folder.scan().good)]
 
     @property
     def return_value(self) -> Any:

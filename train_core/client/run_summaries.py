@@ -25,7 +25,7 @@ from train_core.policy.checkpoints.selection import Candidate, ranked
 from train_core.policy.end_status import EndStatus
 from train_core.policy.metric_names import VALIDATION, short_name
 from train_core.results import Result
-from train_core.storage.committed import Scan
+from train_core.storage.committed import Scan, with_files
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
 from train_core.storage.objects.store import Store
@@ -46,7 +46,7 @@ class RunSummary(Result):
     step: int = 0
     """Of the newest checkpoint."""
     best: float | None = None
-    """The monitored metric of the best checkpoint on validation."""
+    """The monitored metric of the best checkpoint on validation; None while there is none."""
     test: float | None = None
     """The monitored metric of the best checkpoint on the test split."""
     metric: str = ""
@@ -88,7 +88,7 @@ def run_status(run: Run | RunFolder) -> RunStatus:
     found = RunStatus(
         **_summary(folder, scanned, holder, end).model_dump(),
         url=folder.url,
-        checkpoints=len(scanned.good),
+        checkpoints=len(with_files(scanned.good)),
     )
     if holder is None:
         return found
@@ -125,7 +125,7 @@ def _summary(
         created=f"{record.created_at[:16]}Z",
         workload=record.config.workload.rpartition(":")[2],
         step=newest.step if newest else 0,
-        best=_best_value(scanned.good, record.config),
+        best=_best_value(with_files(scanned.good), record.config),
         test=_tested_value(report, record.config),
         metric=record.config.monitor,
         samples=samples if type(samples) is int else None,

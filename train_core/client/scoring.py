@@ -167,12 +167,22 @@ def _find_run(storage: str, name: str, workload: str) -> RunFolder:
 
 
 def _best_of_training(folder: RunFolder) -> str:
-    """The best checkpoint of a training by `fit`, which has no report; empty: it is not over."""
+    """The best checkpoint of a training by `fit`, which has no report; empty: it is not over.
+
+    Raises ConfigError if the training has ended without a checkpoint.
+    """
     record = folder.record()
     config = folder.newest_request(record).config
-    if record.flow_run or not is_training_finished(folder.newest(), config):
+    if not is_training_finished(folder.newest(), config):
         return ""
     run = Run(folder)
+    if not run.checkpoints:
+        raise ConfigError(
+            f"run {folder.name!r} has no best checkpoint: its training function reported none"
+        )
+    # The pipeline of a flow run says in its report which one is best.
+    if record.flow_run:
+        return ""
     return (run.best() if config.monitor else run.latest()).name
 
 

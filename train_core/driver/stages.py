@@ -43,6 +43,7 @@ from train_core.stages import (
 )
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.cleanup.retention_of_run import finalists_of
+from train_core.storage.committed import with_files
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.timing import TIMING, Timing
 from train_core.tracking.delivery.mirror import Mirror
@@ -244,7 +245,7 @@ class RunStages(StageHandlers):
 
     def _train_result(self, newest: Commit, attempt: int, seconds: float) -> TrainResult:
         config, live = self.config, self.folder.live() or {}
-        kept = [one for one in self.folder.checkpoints() if not one.manifest.is_function_end]
+        kept = with_files(self.folder.checkpoints())
         if not kept and config.has_workload:
             raise WorkloadError(
                 f"the training function of run {self.folder.name!r} has reported no checkpoint, so "

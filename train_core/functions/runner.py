@@ -14,6 +14,7 @@ from train_core.driver.runner import Runner
 from train_core.errors import ConfigError, EvertrainError, words_of
 from train_core.policy.checkpoints.selection import unmeasured
 from train_core.requests import DriverRequest
+from train_core.storage.committed import with_files
 from train_core.storage.records.names import RAY_SNAPSHOT_JSON
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.timing import TIMING, Timing
@@ -73,7 +74,7 @@ class FunctionRunner(Runner):
             _list_for_ray(held, config)
         # With a predictor, evaluate measures more.
         if not config.predictor:
-            metrics = [one.metrics for one in folder.checkpoints()]
+            metrics = [one.metrics for one in with_files(folder.checkpoints())]
             if said := unmeasured(config.monitor, metrics):
                 _log.warning("%s", said)
         return newest

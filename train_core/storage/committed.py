@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -103,6 +103,11 @@ class Commit:
         """Whether a validation function is to measure it, and has not yet."""
         reported = self.manifest.reported
         return bool(reported and reported.requested_validation) and self.validation is None
+
+
+def with_files(checkpoints: Iterable[Commit]) -> list[Commit]:
+    """Without the one that stands for a training function's end, and has nothing to read."""
+    return [one for one in checkpoints if not one.manifest.is_function_end]
 
 
 @dataclass(frozen=True)

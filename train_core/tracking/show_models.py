@@ -9,6 +9,7 @@ from functools import partial
 from train_core.config import FunctionTraining
 from train_core.policy.metric_names import VALIDATION, only
 from train_core.results import CheckpointSummary, ModelVersion
+from train_core.storage.committed import with_files
 from train_core.storage.coordination.pins import MLFLOW_MODEL, pin
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import Commit
@@ -24,7 +25,7 @@ def show_models(shown: ShownRun, checkpoints: Sequence[Commit], *, is_finished: 
     `checkpoints` are those that are there, oldest first. While the training goes on, one
     without a validation gets no model: most of them are soon deleted.
     """
-    for checkpoint in _with_weights(checkpoints):
+    for checkpoint in with_files(checkpoints):
         if is_finished or checkpoint.manifest.validated or checkpoint.manifest.reported:
             shown.tracker.model(_model_of(shown, checkpoint))
     shown.tracker.retain_models([one.digest for one in checkpoints], partial(_is_there, shown))
@@ -95,7 +96,7 @@ def _show_measured(shown: ShownRun, checkpoints: Sequence[Commit]) -> bool:
     """
     has_metrics = False
     is_reported = isinstance(shown.record.config.trainable, FunctionTraining)
-    for checkpoint in _with_weights(checkpoints):
+    for checkpoint in with_files(checkpoints):
         if not (checkpoint.manifest.validated or is_reported):
             continue
         of = measured(shown, checkpoint, "" if is_reported else VALIDATION)
@@ -139,11 +140,6 @@ def _is_there(shown: ShownRun, address: str) -> bool:
     """Whether the checkpoint is there, though it may be damaged."""
     name = CheckpointName.parse(address.rpartition("/")[2])
     return name is not None and shown.folder.exists_checkpoint(name)
-
-
-def _with_weights(checkpoints: Sequence[Commit]) -> list[Commit]:
-    """Without the one that stands for the end of a training function, which has no files."""
-    return [one for one in checkpoints if not one.manifest.is_function_end]
 
 
 def _weights_of(checkpoint: str) -> str:

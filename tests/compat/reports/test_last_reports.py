@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat.reports.ranks import Ranks, entries, write
+from train_core.client.run_summaries import list_runs, run_status
 from train_core.errors import FencedError
 from train_core.functions.launcher import _keep_metrics
 from train_core.policy.stop_reasons import StopReason
@@ -90,6 +91,23 @@ def test_reports_without_any_folder_count_as_well_and_replace_those_of_the_attem
         "step-00000001-a0002",
     ]
     assert losses(folder) == [(1, 21), (2, 22)]
+
+
+def test_the_best_of_a_run_in_lists_is_that_of_its_folders(
+    folder: RunFolder, start: Callable[..., Ranks], tmp_path: Path
+) -> None:
+    ranks = start(1)
+    ranks.report([None], {"loss": 3})
+    keep(folder, ranks)
+    (listed,), status = list_runs(folder.storage), run_status(folder)
+    assert (listed.step, listed.best, status.best, status.checkpoints) == (1, None, None, 0)
+    ranks = start(1)
+    ranks.report([write(tmp_path / "1", a="1")], {"loss": 1})
+    # Greater, but of no folder.
+    ranks.report([None], {"loss": 2})
+    ranks.end()
+    (listed,), status = list_runs(folder.storage), run_status(folder)
+    assert (listed.step, listed.best, status.best, status.checkpoints) == (3, 1, 1, 1)
 
 
 def test_nothing_is_committed_where_a_folder_covers_all_reports(

@@ -18,8 +18,9 @@ from ray.train import Result
 
 from evertrain_flows.databases import create_tracking_database
 from tests.compat.reports.ranks import entries
-from train_core import TrainConfig, fit, open_run, verify_run
+from train_core import TrainConfig, fit, infer, list_runs, open_run, verify_run
 from train_core.errors import ConfigError, ResourceError, UserCodeError
+from train_core.functions.init_folder import find_reported
 from train_core.results import TrainResult
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.log_lines import warning_in
@@ -138,7 +139,7 @@ def test_metrics_of_any_kind_are_journalled_and_mirrored_once(tmp_path: Path) ->
         monitor="accuracy",
         on_log=told.append,
     )
-    assert any("no checkpoint has the metric 'accuracy'" in line for line in told)
+    assert any("there is no checkpoint, so none is the best by 'accuracy'" in one for one in told)
     assert result.checkpoints == result.finalists == []
     first, *_ = found = entries(folder)
     assert len(found) == 3
@@ -210,6 +211,12 @@ def test_a_function_without_checkpoints_has_no_best_one(tmp_path: Path) -> None:
     assert report is not None
     assert (report["best"], report["train"]["checkpoints"]) == (None, [])
     assert not [one for one in verify_run(folder) if one.faults]
+    (listed,) = list_runs(folder.storage)
+    assert (listed.state, listed.best, listed.test) == ("finished", None, None)
+    with pytest.raises(ConfigError, match="has no best checkpoint: its training function"):
+        infer("test", run="run", storage=folder.storage)
+    with pytest.raises(ConfigError, match="run 'run' has reported no folder"):
+        find_reported("run", folder.storage)
     client = MlflowClient(tracking_uri)
     (experiment,) = client.search_experiments(filter_string="name = 'evertrain'")
     (run,) = client.search_runs([experiment.experiment_id], "tags.`evertrain.stage` = 'pipeline'")

@@ -68,3 +68,8 @@ def test_a_metric_that_no_checkpoint_has_is_told(metric: str, told: str) -> None
     assert bool(said) == bool(told)
     assert told in said
     assert repr(metric) in said or not said
+
+
+def test_where_no_checkpoint_is_there_none_is_called_the_best() -> None:
+    assert "so none is the best by 'loss'" in unmeasured("loss", [])
+    assert not unmeasured("", [])

@@ -37,6 +37,9 @@ def unmeasured(metric: str, found: Iterable[Mapping[str, object]]) -> str:
 
     `found` are the metrics of each checkpoint.
     """
+    found = list(found)
+    if metric and not found:
+        return f"there is no checkpoint, so none is the best by {metric!r} (monitor)"
     names = {name for metrics in found for name in metrics}
     if not metric or metric in names:
         return ""
