@@ -171,7 +171,9 @@ def test_a_reader_can_carry_out_both_pages_word_for_word(tmp_path: Path) -> None
     finally:
         reader.close()
     shown = {alike(line) for line in reader.shown.splitlines()}
-    expected = [alike(line) for block in fenced("text") for line in block.splitlines()]
+    # On the pages a long line goes on below its value.
+    blocks = [re.sub(r"\n {13}", " ", block) for block in fenced("text")]
+    expected = [alike(line) for block in blocks for line in block.splitlines()]
     assert [line for line in expected if line not in shown] == []
     undisturbed = entries(reader.opened("first"))
     assert len(undisturbed) == 20
