@@ -12,9 +12,12 @@ from pydantic import ValidationError
 from evertrain_flows.parameters import RetrainParameters
 from tests.storage.samples import record
 from train_core import TrainConfig
+from train_core.client.runs import epochs_after
 from train_core.config import FunctionTraining, WorkloadTraining
+from train_core.errors import ConfigError
 from train_core.storage.records.manifest import CheckpointManifest, FileEntry, ReportedFolder
 from train_core.storage.records.names import check_reported_name, is_of_function
+from train_core.storage.run_folder import RunFolder
 from train_core.tracking.description.parameters import parameters
 
 FUNCTION = "package.module:function"
@@ -27,6 +30,13 @@ def test_a_function_is_listed_under_its_name_and_ranked_by_what_it_reports() -> 
     assert TrainConfig(trainer=FUNCTION).monitor == ""
     assert TrainConfig().monitor == ""
     assert isinstance(TrainConfig().trainable, WorkloadTraining)
+
+
+def test_a_run_of_a_function_is_not_extended_and_says_what_to_do_instead(
+    folder: RunFolder,
+) -> None:
+    with pytest.raises(ConfigError, match=r"decides on its epochs.*`evertrain runs fork run`"):
+        epochs_after(folder, "3")
 
 
 def test_the_flow_and_the_record_give_the_same_configuration() -> None:

@@ -69,10 +69,16 @@ def stop_run(run: Run | RunFolder, *, reason: str = "stop_run") -> Holder:
 def epochs_after(folder: RunFolder, epochs: str) -> int:
     """The number of epochs of an extended run: `epochs` itself, or five more than it has for `+5`.
 
-    Raises ConfigError if the run has as many already.
+    Raises ConfigError if the run has as many already, and for a training function.
     """
-    newest = folder.newest()
-    has = max(folder.record().config.epochs, newest.manifest.epoch if newest else 0)
+    newest, config = folder.newest(), folder.record().config
+    if not config.has_effect("epochs"):
+        raise ConfigError(
+            f"run {folder.name!r} is of a training function, which decides on its epochs itself: "
+            f"begin a new run with another train_loop_config (`--init-from {folder.name}` gives it "
+            f"the best checkpoint), or go on in a copy (`evertrain runs fork {folder.name}`)"
+        )
+    has = max(config.epochs, newest.manifest.epoch if newest else 0)
     wanted = int(epochs) + (has if epochs.startswith("+") else 0)
     if wanted <= has:
         raise ConfigError(
