@@ -29,9 +29,10 @@ from train_core.workload import Settings, Workload
 
 _EXTRAS = {
     "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
     "lightgbm": "lightgbm",
     "lightning": "lightning",
-    "pytorch_lightning": "lightning",
+    "pytorch_lightning": "pytorch-lightning",
     "transformers": "transformers",
     "xgboost": "xgboost",
 }

@@ -8,10 +8,22 @@ from train_core.errors import WorkloadError
 from train_core.loading import load_function
 
 
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    # None in sys.modules makes its import fail as if it were not installed.
-    monkeypatch.setitem(sys.modules, "lightning", None)
-    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
-    monkeypatch.delitem(sys.modules, "tests.compat.functions.lightning_functions", raising=False)
-    with pytest.raises(WorkloadError, match=r"pip install 'evertrain\[lightning\]'"):
-        load_function("tests.compat.functions.lightning_functions:resume")
+@pytest.mark.parametrize(
+    ("function", "library", "extra"),
+    [
+        ("lightning_functions:resume", "lightning", "lightning"),
+        ("pytorch_lightning_functions:resume", "pytorch_lightning", "pytorch-lightning"),
+        ("deepspeed_functions:zero3", "deepspeed", "deepspeed"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(
+    function: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"tests.compat.functions.{function}"
+    # None in sys.modules makes its import fail as if it were not installed. The one of Lightning's
+    # old name hides the new one, too.
+    for missing in (library, f"{library}.pytorch", "lightning"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, name.partition(":")[0], raising=False)
+    with pytest.raises(WorkloadError, match=rf"pip install 'evertrain\[{extra}\]'"):
+        load_function(name)

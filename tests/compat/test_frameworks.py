@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 FUNCTIONS = "tests.compat.functions"
+LIBRARIES = {
+    *("accelerate", "deepspeed", "lightgbm", "lightning", "pytorch_lightning", "transformers"),
+    "xgboost",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +46,9 @@ def run(storage: Path, **parameters: Any) -> RunFolder:
 
 def skip_without_library(function: str) -> None:
     """The libraries are optional: `pip install -c constraints.txt -e '.[frameworks]'`."""
-    library = function.partition("_")[0]
-    if library in ("accelerate", "lightgbm", "lightning", "transformers", "xgboost"):
-        pytest.importorskip(library)
+    library = function.partition(":")[0].removesuffix("_functions")
+    if library in LIBRARIES and not find_spec(library):
+        pytest.skip(f"{library} is not installed")
 
 
 def names_in_newest(folder: RunFolder) -> set[str]:
@@ -63,8 +68,10 @@ def steps(folder: RunFolder) -> list[int]:
         ("lightning_functions:custom_callback", "ckpt.pt"),
         ("transformers_functions:report_callback", "checkpoint/model.safetensors"),
         ("transformers_functions:custom_callback", "model.safetensors"),
+        ("pytorch_lightning_functions:resume", "checkpoint.ckpt"),
         ("accelerate_functions:save_model", "model.safetensors"),
         ("accelerate_functions:unwrap_model", "state.pt"),
+        ("deepspeed_functions:zero3", "zero_pp_rank_1_mp_rank_00_optim_states.pt"),
         ("fsdp2_function:fsdp2", ".metadata"),
         ("reference_functions:report_from_rank_0", "model.txt"),
         ("reference_functions:save_shards", "model-rank=1.pt"),
@@ -81,7 +88,13 @@ def test_a_function_of_another_library_runs_unmodified(
 
 
 @pytest.mark.parametrize(
-    "function", ["lightning_functions:resume", "transformers_functions:report_callback"]
+    "function",
+    [
+        "lightning_functions:resume",
+        "pytorch_lightning_functions:resume",
+        "transformers_functions:report_callback",
+        "deepspeed_functions:zero3",
+    ],
 )
 def test_a_function_of_another_library_resumes_after_an_error(
     tmp_path: Path, function: str

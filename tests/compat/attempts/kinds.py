@@ -69,4 +69,9 @@ ACCELERATE = Kind(
     "tests.compat.functions.accelerate_functions:save_model",
     library="accelerate",
 )
+DEEPSPEED = Kind(
+    "deepspeed",
+    "tests.compat.functions.deepspeed_functions:zero3",
+    library="deepspeed",
+)
 KINDS = (PLAIN, FACTORY, LIGHTNING, TRANSFORMERS, ACCELERATE)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 from mlflow import MlflowClient
 
-from tests.compat.attempts.kinds import EPOCHS, KINDS, NUM_WORKERS, PAUSE_S, Kind
+from tests.compat.attempts.kinds import DEEPSPEED, EPOCHS, KINDS, NUM_WORKERS, PAUSE_S, Kind
 from tests.compat.command import Command
-from train_core import verify_run
+from train_core import TrainConfig, fit, open_run, verify_run
 from train_core.storage.records.journal import read_segments
 
 pytestmark = pytest.mark.slow
@@ -69,6 +70,29 @@ def test_every_report_is_there_once(
     seen = run_and_kill(command, kill, after_reports)
     check_that_each_report_is_there_once(command)
     check_that_none_was_lost(command, seen)
+
+
+@pytest.mark.timeout(300)
+def test_shards_of_all_ranks_are_resumed_after_a_rank_was_killed(tmp_path: Path) -> None:
+    if not find_spec("deepspeed"):
+        pytest.skip("deepspeed is not installed")
+    command = Command(tmp_path, DEEPSPEED)
+    seen = run_and_kill(command, kill_worker, (4,))
+    check_that_each_report_is_there_once(command)
+    check_that_none_was_lost(command, seen)
+    for one in command.folder.checkpoints():
+        names = {Path(file.name).name for file in one.manifest.files}
+        shards = {f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(NUM_WORKERS)}
+        assert one.manifest.is_function_end or shards <= names
+    undisturbed = TrainConfig(
+        train_fn=DEEPSPEED.name,
+        train_loop_config={DEEPSPEED.num_epochs: EPOCHS},
+        num_workers=NUM_WORKERS,
+    )
+    fit(undisturbed, storage=command.folder.storage, run="undisturbed")
+    runs = [open_run(command.folder.storage, name) for name in (command.folder.name, "undisturbed")]
+    disturbed, expected = (run.metrics["loss"].tolist() for run in runs)
+    assert disturbed == expected
 
 
 def run_and_kill(
