@@ -38,7 +38,7 @@ def report_markdown(report: Report, folder: RunFolder) -> str:
         f"# {plain(report.run)}",
         f"Best checkpoint: {code(report.best.name)} (step {report.best.step})"
         if report.best
-        else "No checkpoint was reported",
+        else "No checkpoint was reported; the metrics are those of the last report",
         metrics_table(report, before),
         *([compared_with(*earlier, record.datasets)] if earlier else []),
         *([evidence_markdown(report.gate)] if report.gate else []),
@@ -91,7 +91,7 @@ def previous(folder: RunFolder, record: RunRecord) -> tuple[Report, Datasets] | 
 def metrics_table(report: Report, before: Report | None) -> str:
     """The best checkpoint's metrics on validation and test, beside those of the previous run.
 
-    Of a training function, they are what it reported with the checkpoint.
+    Of a training function, they are what it reported with the checkpoint, or last without one.
     """
     splits = SPLITS if report.evaluations else (REPORTED,)
     now, then = _of_best(report), _of_best(before) if before else {}
@@ -144,9 +144,12 @@ def difference(value: float | None, was: float | None) -> str:
 
 
 def _of_best(report: Report) -> dict[str, dict[str, float | None]]:
-    """The metrics of the report's best checkpoint, by split and by their short names."""
+    """The metrics of the report's best checkpoint, by split and by their short names.
+
+    Of a training function that reported no checkpoint, those of its last report.
+    """
     if not report.evaluations:
-        return {REPORTED: report.best.metrics} if report.best else {}
+        return {REPORTED: (report.best or report.train).metrics}
     return {
         one.split: short_names(one.split, one.metrics)
         for one in report.evaluations

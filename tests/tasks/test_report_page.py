@@ -106,6 +106,12 @@ def test_the_number_of_samples_is_told_where_it_was_another() -> None:
     assert "on other data (test had 40 samples): not all of" in sentence
 
 
+def test_a_function_without_a_checkpoint_has_its_last_report_on_the_page() -> None:
+    trained = REPORT.train.model_copy(update={"metrics": {"loss": 0.25}})
+    none = {"evaluations": [], "best": None, "train": trained}
+    assert "| loss | 0.2500 |" in metrics_table(REPORT.model_copy(update=none), None)
+
+
 def test_a_first_night_has_nothing_beside_it(tmp_path: Path) -> None:
     first = report("first", 0.8, 0.4)
     page = report_markdown(first, finish(tmp_path, first, 0))

@@ -8,9 +8,7 @@ from typing import Any
 
 from train_core.cluster.resources import check_resources
 from train_core.config import LOCAL, TrainConfig
-from train_core.datasets.forms import (
-    forms_in,
-)
+from train_core.datasets.forms import forms_in
 from train_core.datasets.protocols import Dataset, Split, Stream
 from train_core.driver.preparing.preflight import Checked, check_request_continues
 from train_core.errors import ConfigError, HiddenLoginError, users_code
@@ -19,11 +17,7 @@ from train_core.loading import load_function
 from train_core.policy.champion.model_names import default_model_name
 from train_core.policy.logins import has_hidden_login, hide_logins
 from train_core.rank.data.inputs import open_input
-from train_core.rank.data.recorded_workload import (
-    check_settings,
-    load_recorded,
-    newest_files,
-)
+from train_core.rank.data.recorded_workload import check_settings, load_recorded, newest_files
 from train_core.rank.metrics.evaluation_loop import check_split
 from train_core.requests import DriverRequest, Prepared
 from train_core.scoring.gate_metric import check_gate

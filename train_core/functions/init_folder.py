@@ -53,8 +53,8 @@ def reported_at(origin: Origin) -> tuple[RunFolder, Commit]:
 def pinned_origin(origin: Origin, job: str) -> Iterator[None]:
     """Keep the other run from deleting the folder while the block runs.
 
-    `job` is the job of a cluster that does it, if one does. Somebody may be allowed to read the
-    other run, and not to write there: then the folder is read without a pin.
+    `job`: the Ray job that runs this driver; empty on one machine. Where the other run can be read
+    and not written to, the folder is read without a pin.
     """
     with ExitStack() as stack:
         try:

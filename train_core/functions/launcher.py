@@ -53,7 +53,7 @@ _log = logging.getLogger("train_core.driver")
 class FunctionLauncher:
     """Runs each attempt as one `fit` of Ray Train, whose workers report into the run folder.
 
-    `job` is the job of a cluster that does it, if one does.
+    `job`: the Ray job that runs this driver; empty on one machine.
     """
 
     def __init__(self, timing: Timing = TIMING, job: str = "") -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 from evertrain_flows.cli.output.terminal import Screen
 from evertrain_tasks.report.checkpoints import compared, is_best
 from evertrain_tasks.report.numbers import number
 from train_core.policy.metric_names import VALIDATION, is_of
 from train_core.policy.stop_reasons import StopReason
 from train_core.results import Report, TrainResult
+
+_MOST_SHOWN = 200
+"""Characters of what a training function returned; report.json has all of it."""
 
 
 def print_summary(report: Report, report_uri: str, screen: Screen) -> None:
@@ -45,24 +51,43 @@ def _print_checkpoints(report: Report, screen: Screen) -> None:
 
 
 def _facts(report: Report) -> dict[str, str]:
-    test = ", ".join(f"{name} {number(value)}" for name, value in report.test_metrics.items())
+    test, train = _values(report.test_metrics), report.train
     seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in report.seconds.items())
     timeline = ", ".join(f"{event} {at:.1f}" for event, at in report.timeline.items())
     scored = report.predictions
     return {
-        "best": report.best.uri if report.best and not test else "",
+        "best": _best(report) if not test else "",
+        # Without a checkpoint there is no table of them.
+        "last report": _values(train.metrics) if report.best is None else "",
+        "returned": _returned(train),
         "chosen by": _chosen_by(report),
         "test": f"{test} ({report.best.name})" if report.best and test else "",
         "gate": report.gate.summary if report.gate else "",
         "seconds": seconds,
         "since start": timeline,
-        "training": _length(report.train),
+        "training": _length(train),
         "predictions": f"{scored.uri} ({scored.num_rows} rows), {report.scored_with}"
         if scored
         else "",
         "MLflow": report.tracking.url,
         "see": "`evertrain ui`, in this folder, opens MLflow's and Prefect's pages",
     }
+
+
+def _values(metrics: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
+
+
+def _best(report: Report) -> str:
+    return report.best.uri if report.best else "none, as no checkpoint was reported"
+
+
+def _returned(train: TrainResult) -> str:
+    """What a training function returned; empty if it is nothing."""
+    if train.return_value is None:
+        return ""
+    text = json.dumps(train.return_value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _chosen_by(report: Report) -> str:

@@ -205,7 +205,11 @@ def test_a_function_without_checkpoints_has_no_best_one(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not [one for one in done.stdout.splitlines() if one.startswith("best")]
+    shown = [" ".join(one.split()) for one in done.stdout.splitlines()]
+    assert [one for one in shown if one.startswith("best")] == [
+        "best none, as no checkpoint was reported"
+    ]
+    assert any(one.startswith("last report loss 1.0000, ") for one in shown)
     folder = RunFolder(f"{tmp_path}/runs", "run")
     report = folder.report()
     assert report is not None

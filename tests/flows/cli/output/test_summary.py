@@ -40,6 +40,27 @@ def test_a_metric_that_is_not_in_the_table_and_chose_the_best_is_named(
     assert ("chosen by" in shown) == bool(told)
 
 
+def test_a_function_without_a_checkpoint_shows_what_it_reported_last_and_returned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended = {"metrics": {"loss": 0.25, "epoch": 3.0}, "return_value": {"rows": 100}}
+    trained = REPORT.train.model_copy(update={**ended, "checkpoints": []})
+    none = {"evaluations": [], "best": None, "test_metrics": {}, "predictions": None}
+    print_summary(REPORT.model_copy(update={**none, "train": trained}), "report.json", Screen())
+    shown = capsys.readouterr().out
+    assert "best         none, as no checkpoint was reported\n" in shown
+    assert "last report  loss 0.2500, epoch 3.0000\n" in shown
+    assert 'returned     {"rows": 100}\n' in shown
+
+
+def test_a_long_return_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    trained = REPORT.train.model_copy(update={"return_value": "a" * 1000})
+    print_summary(REPORT.model_copy(update={"train": trained}), "report.json", Screen())
+    (shown,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("returned")]
+    assert shown.endswith("a…")
+    assert len(shown) < 250
+
+
 def test_the_first_line_says_from_which_step_the_run_continues(tmp_path: Path) -> None:
     folder = create(str(tmp_path), "run", max_steps=4)
     assert first_line(folder) == "continuing run run"
