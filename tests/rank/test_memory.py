@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,16 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
         return sample
 
 
+class Keeper:
+    kept: Any = None
+
+    def keep(self, what: Any) -> None:
+        type(self).kept = what
+
+
+KEEPER = Keeper()
+
+
 class Given(Tiny):
     """Gives its arrays as some author of a workload would."""
 
@@ -117,6 +128,16 @@ APART: dict[str, Callable[[Any, Any], Any]] = {
     "a function of the module": lambda _, rows: Rows(rows, named),
     "its class": lambda workload, rows: Rows(rows, type(workload)),
 }
+
+
+def of_a_class(workload: Any, rows: Any) -> Any:
+    class Own(Rows):
+        def __len__(self) -> int:
+            return len(self.rows) - workload.num_steps
+
+    return Own(rows)
+
+
 TOGETHER: dict[str, Callable[[Any, Any], Any]] = {
     "the workload": lambda workload, rows: Rows(rows, workload),
     "a method": lambda workload, rows: Rows(rows, [workload.prepare]),
@@ -124,6 +145,10 @@ TOGETHER: dict[str, Callable[[Any, Any], Any]] = {
     "a default": lambda workload, rows: Rows(rows, lambda it=workload: it),
     "a generator": lambda workload, rows: Rows(rows, (it for it in [workload])),
     "a container": lambda workload, rows: Rows(rows, workload.counts["train"]),
+    "an array of objects": lambda workload, rows: Rows(rows, np.array([workload.prepare, None])),
+    "a weak reference": lambda workload, rows: Rows(rows, weakref.ref(workload)),
+    "a class": of_a_class,
+    "an attribute of a class": lambda workload, rows: KEEPER.keep(workload) or rows,
     "an attribute that is set": named,
     "an attribute of the class that is set": classes,
     "a container that is filled": counted,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Self
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import CollatedDataset, Dataset, Stream, is_stream
 from train_core.rank.data.recorded_workload import load_recorded, with_login
-from train_core.rank.data.references import may_refer
 from train_core.rank.metrics.evaluation_loop import check_split
 from train_core.storage.records.run_record import Origin
 from train_core.storage.run_folder import RunFolder
@@ -39,8 +40,8 @@ class LoadedWorkload:
     workload: Workload[Any]
     train_set: Dataset | Stream
     validation_set: Dataset
-    own: tuple[object, ...] | None = None
-    """The workload, and all in it that may change; None: loading the data may have changed it."""
+    is_apart: bool = False
+    """Whether no data refer to the workload, and loading them has left it as it was."""
 
     @classmethod
     def of_run(cls, folder: RunFolder, config: TrainConfig, data: Data | None = None) -> Self:
@@ -50,20 +51,22 @@ class LoadedWorkload:
         """
         workload = load_recorded(folder, config)
         if data:
-            train_set = with_collate(workload, data.train_set)
-            validation_set = with_collate(workload, data.validation_set)
-            return cls(workload, train_set, validation_set, _own(workload))
-        was = _attributes(workload)
-        found = cls(workload, load_split(workload, "train"), indexed(workload, "validation"))
+            of_train, of_validation = data.train_set, data.validation_set
+            wrapped = with_collate(workload, of_train), with_collate(workload, of_validation)
+            return cls(workload, *wrapped, is_apart=True)
+        was, references = _attributes(workload), _references(workload)
+        train_set, validation_set = load_split(workload, "train"), indexed(workload, "validation")
+        # Each that is wrapped has a method of the workload.
+        references[0] += sum(map(_is_collated, (train_set, validation_set)))
         is_unchanged = was is not None and was == _attributes(workload)
-        return replace(found, own=_own(workload)) if is_unchanged else found
+        is_apart = is_unchanged and references == _references(workload)
+        return cls(workload, train_set, validation_set, is_apart)
 
     def data(self) -> Data | None:
         """The data, for another workload of the same run; None: they may depend on this one."""
-        if self.own is None or is_stream(self.train_set):
+        if not self.is_apart or is_stream(self.train_set):
             return None
-        data = Data(_without_collate(self.train_set), _without_collate(self.validation_set))
-        return None if may_refer(data, self.own) else data
+        return Data(_without_collate(self.train_set), _without_collate(self.validation_set))
 
     def check(self) -> None:
         """Raise DataError for a split without samples."""
@@ -92,9 +95,14 @@ def _is_comparable(value: object) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _own(workload: Workload[Any]) -> tuple[object, ...]:
-    attributes = {name: value for name, value in vars(workload).items() if name != "settings"}
-    return (workload, *_changeable(attributes.values()))
+def _references(workload: Workload[Any]) -> list[int]:
+    """How many references there are to the workload, and to each of its containers.
+
+    A reference of whatever kind is counted: a method, a variable of a closure, an array's element.
+    """
+    own = [value for name, value in vars(workload).items() if name not in _ENGINES]
+    counted = [sys.getrefcount(one) for one in _changeable(own)]
+    return [sys.getrefcount(workload), weakref.getweakrefcount(workload), *counted]
 
 
 def _changeable(values: Iterable[object]) -> Iterator[object]:
@@ -110,5 +118,9 @@ def _within(container: Any) -> Iterable[object]:
     return [*container, *container.values()] if isinstance(container, dict) else container
 
 
+def _is_collated(dataset: object) -> bool:
+    return isinstance(dataset, CollatedDataset)
+
+
 def _without_collate(dataset: Any) -> Any:
-    return dataset.whole if isinstance(dataset, CollatedDataset) else dataset
+    return dataset.whole if _is_collated(dataset) else dataset
