@@ -37,15 +37,18 @@ def environment_of(process: str, **variables: str) -> dict[str, str]:
 def note_sigterm(*, ends_process: bool = True) -> None:
     """Note from here on if this process gets SIGTERM, beside what the signal does already.
 
-    Unless it `ends_process`, the signal does nothing else. Raises ValueError if this is not the
-    main thread.
+    Unless it `ends_process`, the signal does nothing else; it ends a process that is forked from
+    this one. Raises ValueError if this is not the main thread.
     """
-    before = signal.getsignal(signal.SIGTERM)
+    before, noting = signal.getsignal(signal.SIGTERM), os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
         _was_terminated.set()
         if ends_process and callable(before):
             before(number, frame)
+        elif os.getpid() != noting:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     signal.signal(signal.SIGTERM, handle)
 

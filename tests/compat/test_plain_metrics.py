@@ -10,7 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.functions.reports.plain_metrics import numbers_and_texts, plain
+from train_core.functions.reports.plain_metrics import (
+    as_reported,
+    numbers_and_texts,
+    plain,
+    returned_json,
+)
+from train_core.storage.records.manifest import ReportedFolder
 
 PLAIN = (bool, int, float, str, list, dict, type(None))
 
@@ -70,19 +76,21 @@ def test_metrics_in_a_dict_are_named_after_it_as_ray_names_them() -> None:
     assert found == {"eval/loss": 1.0, "eval/by/cat": 2.0, "3": 4.0}
 
 
+# Names of files may have what is no Unicode: lone surrogates.
+TEXTS = st.text(st.characters())
 METRICS = st.dictionaries(
-    st.text() | st.integers(),
+    TEXTS | st.integers(),
     st.recursive(
         st.none()
         | st.booleans()
         | st.integers()
         | st.floats()
-        | st.text()
+        | TEXTS
         | st.complex_numbers()
         | st.floats(width=32).map(np.float32)
         | st.floats(width=32).map(torch.tensor)
         | st.lists(st.floats(width=32)).map(torch.tensor),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
         # Larger examples take seconds to draw, and show nothing more.
         max_leaves=12,
     ),
@@ -106,3 +114,27 @@ def test_whatever_is_reported_becomes_plain(metrics: dict[object, object]) -> No
             check(one)
 
     check(handed_on)
+    kept = ReportedFolder(name="", world_size=1, metrics=as_reported(handed_on))
+    ReportedFolder.model_validate_json(kept.model_dump_json())
+
+
+@given(METRICS)
+def test_whatever_is_returned_is_kept_or_refused(returned: dict[object, object]) -> None:
+    try:
+        found = returned_json(returned)
+    except TypeError:
+        return
+    kept = ReportedFolder(name="", world_size=1, metrics=found)
+    ReportedFolder.model_validate_json(kept.model_dump_json())
+
+
+def test_what_json_has_no_number_or_text_for_is_said_or_made_one_that_it_has() -> None:
+    seed, name = 2**60, "caf\udce9.pt"
+    found = as_reported(plain({"seed": seed, "file": name, "n": 3}))
+    assert found == {"seed": float(seed), "file": "caf\\udce9.pt", "n": 3}
+    assert type(found["seed"]) is float
+    assert returned_json({"file": name}) == {"file": "caf\\udce9.pt"}
+    with pytest.raises(TypeError, match="a whole number beyond 999999999999999999"):
+        returned_json({"seeds": [1, {"first": seed}]})
+    with pytest.raises(TypeError, match="a whole number beyond"):
+        returned_json(np.array([seed]))

@@ -71,7 +71,7 @@ class FunctionLauncher:
                 stack.enter_context(pinned_origin(task.origin, self._job))
             stack.enter_context(self._watching(attempt))
             fitted = _start_fit(task)
-            is_aborted = self._wait(fitted, attempt, store, task.group)
+            self._wait(fitted, attempt, store, task.group)
         try:
             fitted.result()
             return AttemptOutcome()
@@ -84,8 +84,7 @@ class FunctionLauncher:
         except TrainingEnds:
             return AttemptOutcome(Ended.AS_ASKED, keep_metrics=keep)
         except (ConnectionError, StorageError) as error:
-            ended = Ended.AS_ASKED if is_aborted else Ended.LOST
-            return AttemptOutcome(ended, error, keep_metrics=keep)
+            return AttemptOutcome(Ended.LOST, error, keep_metrics=keep)
         except EvertrainError as error:
             return AttemptOutcome(Ended.FAILED, error, keep_metrics=keep)
 
@@ -99,8 +98,8 @@ class FunctionLauncher:
 
     def _wait(
         self, fitted: Future[None], attempt: Attempt, store: RendezvousStore, group: str
-    ) -> bool:
-        """Wait for the end; whether a function that did not come to a report in time was ended.
+    ) -> None:
+        """Wait for the end, and end a function that is asked to end and does not report in time.
 
         A worker that got SIGTERM has the attempt end after the report under way.
         """
@@ -116,7 +115,6 @@ class FunctionLauncher:
                 )
                 store.post(group, ABORT, "true")
                 is_aborted = True
-        return is_aborted
 
 
 def _ask_for_terminated(attempt: Attempt, store: RendezvousStore, group: str) -> None:

@@ -33,33 +33,42 @@ def numbers_and_texts(metrics: Mapping[Any, Any]) -> tuple[Numbers, Texts]:
 
 
 def plain(value: Any) -> Any:
-    """The value as plain Python objects, which another process can read without its libraries."""
+    """The value as plain Python objects, which another process can read without its libraries.
+
+    What is no Unicode in a text, as in the name of a file, becomes an escape (backslash, `udce9`).
+    """
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {_unicode(str(key)): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(one) for one in value]
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or type(value) in (bool, int, float):
         return value
     if callable(unwrap := getattr(value, "tolist", None)):
         # Tensors and arrays have it, and so have numpy's scalars. A tensor of one number gives it.
         return plain(unwrap())
     # Of subclasses, as enums may be.
     if isinstance(value, str):
-        return str.__str__(value)
+        return _unicode(str.__str__(value))
     for kind in (int, float):
         if isinstance(value, kind):
             return kind(value)
-    return str(value)
+    return _unicode(str(value))
+
+
+def _unicode(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_reported(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
     """Plain metrics as a manifest keeps them, beside the numbers that they hold.
 
-    None if those numbers say all of it, and if it is more than a manifest should have.
+    A whole number of more than 18 digits is a float there. None if those numbers say all of it, and
+    if it is more than a manifest should have.
     """
-    if all(type(value) is float for value in metrics.values()) or not _fits_manifest(metrics):
+    if all(type(value) is float for value in metrics.values()):
         return None
-    return dict(metrics)
+    found = _with_small_numbers(dict(metrics))
+    return found if _fits_manifest(found) else None
 
 
 def returned_json(value: Any) -> Any:
@@ -75,11 +84,15 @@ def returned_json(value: Any) -> Any:
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _as_json(one) for key, one in value.items()}
+        return {_unicode(str(key)): _as_json(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_as_json(one) for one in value]
     # A state dict has millions of numbers.
     found = str(value) if _is_large(value) else plain(value)
+    if isinstance(found, list):
+        return _as_json(found)
+    if isinstance(found, int) and abs(found) > LARGEST_NUMBER:
+        raise TypeError(f"a whole number beyond {LARGEST_NUMBER}")
     if isinstance(found, str) and not isinstance(value, str):
         raise TypeError(f"a {type(value).__name__}")
     return found
@@ -90,13 +103,20 @@ def _fits_manifest(found: Any) -> bool:
 
 
 def _is_shallow(found: Any, levels: int) -> bool:
-    """Whether it has at most so many levels, and no number that not every reader of JSON reads."""
-    if isinstance(found, int):
-        return abs(found) <= LARGEST_NUMBER
+    """Whether it has at most so many levels."""
     if not isinstance(found, (dict, list)):
         return True
     below = found.values() if isinstance(found, dict) else found
     return levels > 0 and all(_is_shallow(one, levels - 1) for one in below)
+
+
+def _with_small_numbers(found: Any) -> Any:
+    """With floats in place of whole numbers that not every reader of JSON reads."""
+    if isinstance(found, dict):
+        return {name: _with_small_numbers(one) for name, one in found.items()}
+    if isinstance(found, list):
+        return [_with_small_numbers(one) for one in found]
+    return _as_float(found) if isinstance(found, int) and abs(found) > LARGEST_NUMBER else found
 
 
 def _flat(metrics: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
