@@ -120,7 +120,8 @@ def test_a_spare_that_dies_as_it_prepares_itself_says_why(slots: Slots, tmp_path
     assert slots.dead_spares() == []
     Path(tmp_path, "die").touch()
     ray.wait([slots.spares[0]._prepared])
-    (error,) = slots.dead_spares()
+    ((node, error),) = slots.dead_spares()
+    assert node == slots.nodes()[0]
     assert isinstance(error, RayActorError)
     assert slots.spares == []
 

@@ -34,9 +34,12 @@ class OfGiants(Slots):
 class OutOfMemory(Slots):
     """Its last spare was ended by Ray's memory monitor."""
 
-    def dead_spares(self) -> list[Exception]:
-        self.spares.clear()
-        return [OutOfMemoryError("1 worker(s) were killed")]
+    def dead_spares(self) -> list[tuple[str, Exception]]:
+        died = super().dead_spares()
+        if self.spares:
+            return died
+        (node,) = set(self.nodes().values())
+        return [*died, (node, OutOfMemoryError("1 worker(s) were killed"))]
 
 
 @pytest.fixture(scope="module")

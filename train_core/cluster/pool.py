@@ -276,13 +276,20 @@ class WorkerPool:
         self, slots: Slots, check: Callable[[], None] = lambda: None
     ) -> list[tuple[int, Actor, Rank]]:
         """The slots with their workers in the order of ranks, as soon as all have started."""
-        deadline = time.monotonic() + self.timing.start_s
+        placed_at = time.monotonic()
+        deadline = placed_at + self.timing.start_s
         calls, workers = Calls(0, self.timing), list(slots.workers)
         for slot, worker in enumerate(workers):
             calls.add(slot, worker, worker.locate.remote())
 
         def check_start() -> None:
+            nonlocal placed_at
             check()
+            if not self._has_replaced or slots.is_placed(self.timing.placed_s):
+                placed_at = time.monotonic()
+            elif time.monotonic() > placed_at + self.timing.settle_s:
+                # Ray has missed their node only now, and no other one has room.
+                raise DiedAtStartError(set(calls.running), "the cluster has no room for them")
             if time.monotonic() > deadline:
                 # One that does not come to its end as it loads data is no better than a dead one.
                 cause = f"the workers have not started in {self.timing.start_s:g} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -133,10 +133,14 @@ class Slots:
         found: dict[int, str] = placement_group_table(self._reservation)["bundles_to_node_id"]
         return {slot: node for slot, node in found.items() if node}
 
-    def slot_without_spares(self, number: int) -> int | None:
-        """A slot on whose node there are fewer than `number` spares; None: there is none."""
+    def without_spares(self, number: int, but_on: Collection[str] = ()) -> list[int]:
+        """A slot of each node on which there are fewer than `number` spares.
+
+        Of the nodes `but_on`, there is none.
+        """
         counted = Counter(one.node for one in self.spares)
-        return next((slot for slot, node in self.nodes().items() if counted[node] < number), None)
+        on_nodes = {node: slot for slot, node in self.nodes().items() if counted[node] < number}
+        return [slot for node, slot in on_nodes.items() if node not in but_on]
 
     def replace(self, slot: int) -> None:
         """End the worker of a slot by SIGKILL and start another there, while the others live on.
@@ -147,13 +151,15 @@ class Slots:
         ray.kill(self.workers[slot])
         self.workers[slot] = self._take_spare(slot) or self._start_worker(slot)
 
-    def start_spare(self, slot: int, function: str, arguments: Sequence[Any]) -> None:
+    def start_spare(self, slot: int, function: str, arguments: Sequence[Any]) -> bool:
         """Start a spare on the node of a slot, which then calls `module:name`.
 
-        Raises RayError if the worker there does not answer.
+        False: the node has just died. Raises RayError if the worker there does not answer.
         """
         threads = ray.get(self.workers[slot].threads.remote(), timeout=_ANSWER_S)
-        node, place = self.nodes()[slot], PlacementGroupSchedulingStrategy(self._reservation, slot)
+        if (node := self.nodes().get(slot)) is None:
+            return False
+        place = PlacementGroupSchedulingStrategy(self._reservation, slot)
         # As the process starts: numpy is there before the actor is.
         worker = _WORKER.options(
             num_cpus=0, scheduling_strategy=place, runtime_env={"env_vars": threads}
@@ -161,6 +167,7 @@ class Slots:
         actor = worker.remote(self._preload, is_spare=True)
         prepared = actor.run.remote(function, arguments)
         self.spares.append(Spare(actor, node, prepared, actor.answer.remote()))
+        return True
 
     def memory_bytes(self) -> list[int]:
         """The memory that each worker's process takes. Raises RayError if one does not answer."""
@@ -168,11 +175,11 @@ class Slots:
         found: list[int] = ray.get(asked, timeout=_ANSWER_S)
         return found
 
-    def dead_spares(self) -> list[Exception]:
-        """Why spares died, each once; they are let go."""
+    def dead_spares(self) -> list[tuple[str, Exception]]:
+        """The node of each spare that died, and why, each once; they are let go."""
         ended = [(one, one.error()) for one in self.spares]
         self.spares[:] = [one for one, error in ended if error is None]
-        return [error for _, error in ended if error is not None]
+        return [(one.node, error) for one, error in ended if error is not None]
 
     def _take_spare(self, slot: int) -> Actor | None:
         """A spare on the slot's node that lives, or still prepares itself; None: there is none.

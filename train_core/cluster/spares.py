@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ray.exceptions import OutOfMemoryError
+from ray.exceptions import OutOfMemoryError, RayError
 
 from train_core.cluster.resources import available_memory_bytes
 from train_core.cluster.slots import Slots
@@ -34,12 +34,13 @@ class SpareRules:
 class SpareKeeper:
     """Starts spares while the ranks of an attempt run, and others for those that were used or died.
 
-    One that died because there was no memory left is the last one.
+    One that died because there was no memory left is the last one on its node.
     """
 
     def __init__(self, timing: ClusterTiming) -> None:
         self._timing = timing
-        self._has_run_out_of_memory = False
+        self._full_nodes: set[str] = set()
+        """Where there was no memory left for one."""
         self._is_due_at = 0.0
         """On this process's monotonic clock; infinity: not in this attempt."""
 
@@ -54,30 +55,36 @@ class SpareKeeper:
 
     def keep(self, slots: Slots, wanted: SpareRules) -> None:
         """Start a spare if one is missing, and it is time."""
-        for error in slots.dead_spares():
+        for node, error in slots.dead_spares():
             _log.debug("a spare died: %s", error)
-            # A process more is one too many.
-            self._has_run_out_of_memory |= isinstance(error, OutOfMemoryError)
+            if isinstance(error, OutOfMemoryError) and node not in self._full_nodes:
+                # A process more is one too many.
+                self._full_nodes.add(node)
+                _log.info("no spare is started: one was ended as there was no memory left")
         number = 1 if wanted.number is None else wanted.number
         if not number or time.monotonic() < self._is_due_at:
             return
-        slot = slots.slot_without_spares(number)
-        if slot is None:
-            return
-        if why := self._why_not(slots, wanted):
+        missing = slots.without_spares(number, self._full_nodes)
+        if missing and (why := self._why_not(slots, wanted)):
             self.give_up()
             _log.info("no spare is started: %s", why)
             return
-        slots.start_spare(slot, wanted.function, wanted.arguments)
-        if slots.slot_without_spares(number) is None:
-            # One that dies as it begins is not followed by another one each second.
-            self._is_due_at = time.monotonic() + self._timing.spare_after_s
-        _log.info("a spare is started, for the place of a worker that dies")
+        # The worker of one may have died, or be busy, and those of the others answer.
+        if any(self._has_started(slots, slot, wanted) for slot in missing):
+            _log.info("a spare is started, for the place of a worker that dies")
+            if not slots.without_spares(number, self._full_nodes):
+                # One that dies as it begins is not followed by another one each second.
+                self._is_due_at = time.monotonic() + self._timing.spare_after_s
+
+    def _has_started(self, slots: Slots, slot: int, wanted: SpareRules) -> bool:
+        try:
+            return slots.start_spare(slot, wanted.function, wanted.arguments)
+        except RayError as error:
+            _log.debug("a spare was not started: %s", error)
+            return False
 
     def _why_not(self, slots: Slots, wanted: SpareRules) -> str:
         """Why no spare is started; empty: one is."""
-        if self._has_run_out_of_memory:
-            return "one was ended as there was no memory left"
         if wanted.number is not None:
             return ""
         room_bytes = available_memory_bytes() - max(slots.memory_bytes())

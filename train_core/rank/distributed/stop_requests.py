@@ -8,7 +8,8 @@ folder. A rank polls in a thread, so that a request is known during a validation
 Between steps the control message makes all ranks act on it after the same step.
 
 SIGTERM of a worker (`cluster/worker_process.py`) is a request to move, which its rank finds by
-itself. Where the others can train on without it, its rank tells the driver, which ends it.
+itself. Where the others can train on without it, its rank tells the driver, which ends it. A worker
+of a training function tells the driver, which asks all to move after the report under way.
 """
 
 from __future__ import annotations
