@@ -32,6 +32,15 @@ def test_a_function_is_listed_under_its_name_and_ranked_by_what_it_reports() -> 
     assert isinstance(TrainConfig().trainable, WorkloadTraining)
 
 
+def test_lists_show_a_function_with_its_module_as_many_have_one_name() -> None:
+    assert TrainConfig(train_fn="my.trees:train_func").shown_name == "trees:train_func"
+    assert TrainConfig(trainer="nets:trainer").shown_name == "nets:trainer"
+    workload = "train_core.workloads.digits:Digits"
+    assert TrainConfig(workload=workload).shown_name == "Digits"
+    scored = TrainConfig(train_fn=FUNCTION, workload=workload, predictor="my.nets:predictor")
+    assert scored.shown_name == "Digits"
+
+
 def test_a_run_of_a_function_is_not_extended_and_says_what_to_do_instead(
     folder: RunFolder,
 ) -> None:

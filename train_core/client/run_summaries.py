@@ -43,6 +43,7 @@ class RunSummary(Result):
     created: str
     """UTC, to the minute; empty if it cannot be read."""
     workload: str = ""
+    """Its class, or the training function with its module, as `module:function`."""
     step: int = 0
     """Of the newest checkpoint."""
     best: float | None = None
@@ -123,7 +124,7 @@ def _summary(
     return RunSummary(
         run=folder.name,
         created=f"{record.created_at[:16]}Z",
-        workload=record.config.workload.rpartition(":")[2],
+        workload=record.config.shown_name,
         step=newest.step if newest else 0,
         best=_best_value(with_files(scanned.good), record.config),
         test=_tested_value(report, record.config),

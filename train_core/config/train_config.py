@@ -127,6 +127,15 @@ class TrainConfig(
         """Whether `workload` names one: the data of an evaluation and a batch inference."""
         return self.trainable.has_workload
 
+    @property
+    def shown_name(self) -> str:
+        """What lists call `workload`: its class, or a function with its module.
+
+        Most training functions have the same few names.
+        """
+        module, _, name = self.workload.rpartition(":")
+        return name if self.has_workload else f"{module.rpartition('.')[2]}:{name}"
+
     def has_effect(self, name: str) -> bool:
         """Whether the parameter of that name changes anything for what is trained."""
         assert name in TrainConfig.model_fields

@@ -127,7 +127,7 @@ def end_before(folder: RunFolder, attempt: int) -> str:
 
 
 def _trained(record: RunRecord) -> str:
-    name = record.config.workload.rpartition(":")[2]
+    name = record.config.shown_name
     data = ", ".join(_data(record.datasets))
     chosen = ", ".join(f"{key} {_short(value)}" for key, value in set_parameters(record).items())
     begun = f", beginning with `{record.origin.uri}`" if record.origin else ""
