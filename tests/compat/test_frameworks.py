@@ -135,7 +135,7 @@ def test_trees_of_a_trainer_that_reads_ray_data_are_resumed_after_an_error(
 ) -> None:
     skip_without_library(f"{library}_functions")
     folder = run(tmp_path, trainer=f"{FUNCTIONS}.{library}_functions:trainer")
-    reported = [one for one in folder.checkpoints() if one.manifest.reported]
+    reported = folder.reported()
     # Each tree is a report, and every second one a checkpoint; the first attempt made four.
     assert [(one.step, one.attempt) for one in reported] == [(2, 1), (4, 1), (6, 2)]
     assert steps(folder) == [1, 2, 3, 4, 5, 6]

@@ -33,8 +33,8 @@ class HeldRun:
     def take(cls, folder: RunFolder, job: str = "", timing: Timing = TIMING) -> Self:
         """Begin an attempt at the run, and delete what dead ones left.
 
-        `job` is the job of a cluster that does it, if one does. Raises RunBusyError if another
-        driver has the run.
+        `job`: the Ray job that runs this driver; empty on one machine. Raises RunBusyError if
+        another driver has the run.
         """
         run = cls(folder, begin_attempt(folder, timing=timing.coordination), timing)
         try:

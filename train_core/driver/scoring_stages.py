@@ -19,7 +19,10 @@ from train_core.timing import TIMING, Timing
 
 
 class ScoringStages(StageHandlers):
-    """The stages of one request to score. `job` is the job of a cluster that does it, if any."""
+    """The stages of one request to score.
+
+    `job`: the Ray job that runs this driver; empty on one machine.
+    """
 
     def __init__(
         self, request: ScoringRequest, ray: RaySession, job: str = "", timing: Timing = TIMING

@@ -56,7 +56,10 @@ _log = logging.getLogger("train_core.driver")
 
 
 def stages_of(request: Request, ray: RaySession, job: str = "", timing: Timing = TIMING) -> Stages:
-    """The stages of the request. `job` is the job of a cluster that does it, if one does."""
+    """The stages of the request.
+
+    `job`: the Ray job that runs this driver; empty on one machine.
+    """
     if isinstance(request, ScoringRequest):
         return ScoringStages(request, ray, job, timing)
     assert isinstance(request, DriverRequest)
@@ -64,9 +67,10 @@ def stages_of(request: Request, ray: RaySession, job: str = "", timing: Timing =
 
 
 class RunStages(StageHandlers):
-    """The stages of one request to train. `job` is the job of a cluster that does it, if one does.
+    """The stages of one request to train.
 
-    Each raises FencedError if a newer attempt has the run, and StoppedError if it shall end.
+    `job`: the Ray job that runs this driver; empty on one machine. Each raises
+    FencedError if a newer attempt has the run, and StoppedError if it shall end.
     """
 
     def __init__(

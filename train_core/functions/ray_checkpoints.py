@@ -47,7 +47,7 @@ def ray_snapshot(folder: RunFolder, config: TrainConfig) -> bytes | None:
 
     It has the reported checkpoints of all attempts; None if there are none.
     """
-    found = [one for one in folder.checkpoints() if one.manifest.reported]
+    found = folder.reported()
     if not found:
         return None
     described = {str(one.name): _as_ray_records_it(one) for one in found}

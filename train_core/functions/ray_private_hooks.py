@@ -198,7 +198,7 @@ class WorkerCalls(DistributedTrainFnUtils):
         begun = time.monotonic()
         self._reporter.wait_for_all(timeout_s)
         while True:
-            found = [one for one in self._folder.checkpoints() if one.manifest.reported]
+            found = self._folder.reported()
             is_late = timeout_s is not None and time.monotonic() - begun >= timeout_s
             if consistency_mode == CheckpointConsistencyMode.COMMITTED or is_late:
                 break

@@ -150,10 +150,13 @@ class RunFolder:
         """What is wrong with manifests that cannot be read, by checkpoint; quarantined ones not."""
         return {str(name): reason for name, reason in self.scan().damaged.items()}
 
+    def reported(self) -> list[Commit]:
+        """Those of `checkpoints` that are folders which a training function reported."""
+        return [one for one in self.checkpoints() if one.manifest.reported]
+
     def newest_reported(self) -> Commit | None:
-        """The newest folder that a training function reported; None if there is none."""
-        found = (one for one in reversed(self.checkpoints()) if one.manifest.reported)
-        return next(found, None)
+        """The newest of `reported`; None if there is none."""
+        return next(reversed(self.reported()), None)
 
     def exists_checkpoint(self, name: CheckpointName) -> bool:
         """Whether the checkpoint was committed and is not deleted."""

@@ -84,7 +84,7 @@ def test_a_worker_that_gets_sigterm_ends_the_attempt_after_the_report_under_way(
     command.rng.choice(command.workers()).send_signal(signal.SIGTERM)
     assert command.end() == 0, command.log()[-3000:]
     assert journal_of(command) == [1, 2, 3]
-    reported = [one for one in command.folder.checkpoints() if one.manifest.reported]
+    reported = command.folder.reported()
     made = [(one.step, one.attempt, one.manifest.stopped_by) for one in reported]
     assert made == [(1, 1, ""), (2, 1, "request"), (3, 2, "")]
     assert "got SIGTERM: the attempt ends after the report under way" in command.log()

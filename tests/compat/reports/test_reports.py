@@ -231,7 +231,7 @@ def test_a_function_without_checkpoints_has_no_best_one(tmp_path: Path) -> None:
 
 def test_reports_in_the_background_are_committed_in_order(tmp_path: Path) -> None:
     folder, _ = run_function(str(tmp_path), "asynchronous", num_workers=2, keep_last=4)
-    reported = [one for one in folder.checkpoints() if one.manifest.reported]
+    reported = folder.reported()
     assert [contents(folder, one) for one in reported] == [
         {"number.txt": str(number).encode()} for number in range(4)
     ]
@@ -243,7 +243,7 @@ def test_what_lies_in_rays_storage_becomes_a_checkpoint(storage_url: str) -> Non
     lines: list[str] = []
     folder, _ = run_function(storage_url, "in_place", num_workers=2, on_log=lines.append)
     assert [one for one in lines if "files of one name" in one] == []
-    reported = [one for one in folder.checkpoints() if one.manifest.reported]
+    reported = folder.reported()
     assert [contents(folder, one) for one in reported] == [
         {"weights.bin": b"in place"},
         {"weights.bin": b"uploaded"},
@@ -337,7 +337,7 @@ def test_no_report_deletes_what_the_run_or_the_function_still_needs(
 ) -> None:
     # The workers have another working directory, where the relative path leads elsewhere.
     folder, _ = run_function(os.path.relpath(tmp_path), "reports_what_it_was_given")
-    reported = [one for one in folder.checkpoints() if one.manifest.reported]
+    reported = folder.reported()
     numbers = [contents(folder, one)["number.txt"] for one in reported]
     assert numbers == [b"0", b"1", b"1"]
     assert entries(folder)[-1].texts == {"kept": "1"}
