@@ -155,9 +155,14 @@ class Run:
 
     def _some_checkpoints(self) -> list[Checkpoint]:
         found = self.checkpoints
-        if not found:
-            raise ConfigError(f"run {self.name!r} has no checkpoint yet: see {self.url}")
-        return found
+        if found:
+            return found
+        newest = self.folder.scan().newest
+        if newest and newest.manifest.is_last:
+            raise ConfigError(
+                f"run {self.name!r} has no checkpoint: its training function reported none"
+            )
+        raise ConfigError(f"run {self.name!r} has no checkpoint yet: see {self.url}")
 
     def _ranking(self, metric: str | None, order: Order | None) -> tuple[str, Order]:
         if order is not None and order not in get_args(Order):

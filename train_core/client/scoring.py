@@ -176,14 +176,11 @@ def _best_of_training(folder: RunFolder) -> str:
     if not is_training_finished(folder.newest(), config):
         return ""
     run = Run(folder)
-    if not run.checkpoints:
-        raise ConfigError(
-            f"run {folder.name!r} has no best checkpoint: its training function reported none"
-        )
+    latest = run.latest()
     # The pipeline of a flow run says in its report which one is best.
     if record.flow_run:
         return ""
-    return (run.best() if config.monitor else run.latest()).name
+    return (run.best() if config.monitor else latest).name
 
 
 def _find_checkpoint(folder: RunFolder, name: str) -> CheckpointSummary:

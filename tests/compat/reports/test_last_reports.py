@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.compat.reports.ranks import Ranks, entries, write
+from train_core import infer, open_run
 from train_core.client.run_summaries import list_runs, run_status
-from train_core.errors import FencedError
+from train_core.errors import ConfigError, FencedError
 from train_core.functions.launcher import _keep_metrics
 from train_core.policy.stop_reasons import StopReason
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
@@ -101,6 +102,8 @@ def test_the_best_of_a_run_in_lists_is_that_of_its_folders(
     keep(folder, ranks)
     (listed,), status = list_runs(folder.storage), run_status(folder)
     assert (listed.step, listed.best, status.best, status.checkpoints) == (1, None, None, 0)
+    with pytest.raises(ConfigError, match="run 'run' has no checkpoint yet"):
+        open_run(folder.url).latest()
     ranks = start(1)
     ranks.report([write(tmp_path / "1", a="1")], {"loss": 1})
     # Greater, but of no folder.
@@ -108,6 +111,18 @@ def test_the_best_of_a_run_in_lists_is_that_of_its_folders(
     ranks.end()
     (listed,), status = list_runs(folder.storage), run_status(folder)
     assert (listed.step, listed.best, status.best, status.checkpoints) == (3, 1, 1, 1)
+
+
+def test_a_run_that_ended_without_a_folder_says_so(
+    folder: RunFolder, start: Callable[..., Ranks]
+) -> None:
+    start(1).end()
+    told = "run 'run' has no checkpoint: its training function reported none"
+    for get in (open_run(folder.url).latest, open_run(folder.url).best):
+        with pytest.raises(ConfigError, match=told):
+            get()
+    with pytest.raises(ConfigError, match=told):
+        infer("test", storage=folder.storage, run="run")
 
 
 def test_nothing_is_committed_where_a_folder_covers_all_reports(

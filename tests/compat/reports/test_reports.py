@@ -217,7 +217,7 @@ def test_a_function_without_checkpoints_has_no_best_one(tmp_path: Path) -> None:
     assert not [one for one in verify_run(folder) if one.faults]
     (listed,) = list_runs(folder.storage)
     assert (listed.state, listed.best, listed.test) == ("finished", None, None)
-    with pytest.raises(ConfigError, match="has no best checkpoint: its training function"):
+    with pytest.raises(ConfigError, match="has no checkpoint: its training function"):
         infer("test", run="run", storage=folder.storage)
     with pytest.raises(ConfigError, match="run 'run' has reported no folder"):
         find_reported("run", folder.storage)
