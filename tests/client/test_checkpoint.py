@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.grown import contents, create, grow
+from tests.client.grown import commit, contents, create, grow
 from tests.storage.doubles.faulty_store import FaultyStore
 from train_core import Checkpoint, Run
 from train_core.config import TrainConfig
@@ -242,6 +242,22 @@ def test_of_a_reported_folder_the_reader_gets_what_was_reported(
     flip(Store(reported.uri), "files/sub/state.json")
     with pytest.raises(CheckpointError, match=r"files/sub/state\.json"), reported.as_directory():
         pass
+
+
+def test_numbers_are_what_a_function_reported_also_those_of_a_nested_dict(
+    storage_url: str,
+) -> None:
+    folder = create(storage_url)
+    said = {"step": 3, "eval": {"seen": 7, "is_best": True, "loss": 0.5}}
+    flat = {"step": 3.0, "eval/seen": 7.0, "eval/is_best": 1.0, "eval/loss": 0.5}
+    reported = {"name": "", "world_size": 1, "metrics": said}
+    all_of_it = Checkpoint.in_run(
+        folder, commit(folder, 2, [], None, flat, reported=reported)
+    ).metrics
+    found = {name: value for name, value in all_of_it.items() if name in flat}
+    assert found == flat
+    kinds = {name: type(value) for name, value in found.items()}
+    assert kinds == {"step": int, "eval/seen": int, "eval/is_best": bool, "eval/loss": float}
 
 
 def test_a_reported_folder_without_files_is_an_empty_folder(storage_url: str) -> None:

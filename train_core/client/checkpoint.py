@@ -125,7 +125,7 @@ class Checkpoint:
 
         A whole number or a truth value that a training function reported is one.
         """
-        reported = self.committed.reported_metrics
+        reported = dict(_flat(self.committed.reported_metrics))
         return {
             name: found if isinstance(found := reported.get(name), int) else value
             for name, value in self.committed.metrics.items()
@@ -239,6 +239,15 @@ class Checkpoint:
     def _manifest(self) -> bytes:
         """The manifest's bytes, which are those that were committed."""
         return committed_bytes(self._store, f"{self._key}/{MANIFEST_JSON}", self.committed.digest)
+
+
+def _flat(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values by name; those of a nested dict are called `outer/inner`."""
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _without_reported_folder(url: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from train_core.errors import CheckpointError
 from train_core.results import Report
+from train_core.storage.committed import with_files
 from train_core.storage.records.documents import read_document
 from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import RunFolder
@@ -29,12 +30,14 @@ def read_report(folder: RunFolder) -> Report | None:
 
 
 def reported_best(folder: RunFolder) -> str | None:
-    """The name of the best checkpoint; None while the run has no report, or if it has no best.
+    """The name of the best checkpoint; None while the run has no report, or has no checkpoint.
 
     Raises CheckpointError if the report is damaged, or does not name one.
     """
     report = folder.report()
-    if report is None or report.get("best", "") is None:
+    if report is None:
+        return None
+    if report.get("best", "") is None and not with_files(folder.checkpoints()):
         return None
     return reported(report, folder, str, "best", "name")
 

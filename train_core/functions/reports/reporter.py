@@ -142,7 +142,7 @@ class Reporter:
             channel.send(f"{topic}/stored", stored)
             if self._committer:
                 channel.announce(f"{topic}/end", self._commit(report.number, plan, channel))
-            end = _checked(channel.wait_for(f"{topic}/end", after=f"{topic}/stored"))
+            end = _checked(channel.wait_for(f"{topic}/end"))
         if report.source:
             report.source.clean_up()
         return Settled(end["checkpoint"], end["stop"])
