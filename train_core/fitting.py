@@ -8,10 +8,14 @@ from train_core.client.driver_handle import Driver
 from train_core.client.run import Run, folder_of
 from train_core.client.runs import epochs_after
 from train_core.config import TrainConfig
+from train_core.errors import StageError
 from train_core.requests import DriverRequest
-from train_core.results import TrainResult
-from train_core.stages import TRAIN
+from train_core.results import Reported, TrainResult
+from train_core.stages import REPORTS, TRAIN
 from train_core.storage.run_folder import RunFolder
+
+_WAIT_S = 20.0
+"""How long a question for reports waits at most: it is asked again."""
 
 
 def fit(
@@ -21,12 +25,18 @@ def fit(
     run: str,
     tracking_uri: str = "",
     on_log: Callable[[str], None] | None = print,
+    on_report: Callable[[Reported], None] | None = None,
 ) -> TrainResult:
     """Train on Ray, in a driver process of its own, and return the result.
 
     `storage` is any fsspec URL; `<storage>/<run>` becomes the run folder. A run that exists is
     continued after its newest good checkpoint, and one that is finished is returned as it is.
     With a `tracking_uri`, the run is mirrored to MLflow.
+
+    `on_report` is called with each validation of a workload, and each report of a training
+    function, once it is committed: each once and in order, also where a process dies and the
+    training goes on. It is called from this thread, which the training does not wait for; an error
+    that it raises ends the training, which is saved, and is raised here.
 
     Raises ConfigError before any compute if the request cannot be carried out, RunBusyError if
     another process drives the run, NotFiniteError if the loss became NaN, and StageError with
@@ -38,7 +48,40 @@ def fit(
     request = DriverRequest(storage=storage, run=run, config=config, tracking_uri=tracking_uri)
     with Driver.start(request, on_log) as driver:
         driver.prepared()
-        return driver.ask(TRAIN, TRAIN.arguments())
+        if on_report is None:
+            return driver.ask(TRAIN, TRAIN.arguments())
+        return train_and_follow(driver, on_report, after=reported_before(request))
+
+
+def train_and_follow(
+    driver: Driver, on_report: Callable[[Reported], None], *, after: int
+) -> TrainResult:
+    """Train, and call `on_report` with each report after that step. Raises as `fit`."""
+    training = driver.begin(TRAIN, TRAIN.arguments())
+    while True:
+        # Before the reports are asked for: the last one is among them.
+        has_ended = training.done()
+        asked = REPORTS.arguments(after=after, wait_s=0 if has_ended else _WAIT_S)
+        try:
+            found = driver.ask(REPORTS, asked).reports
+        except StageError:
+            if not driver.is_alive:
+                # The training says so, too.
+                return training.result()
+            raise
+        for one in found:
+            on_report(one)
+            after = one.step
+        if has_ended and not found:
+            return training.result()
+
+
+def reported_before(request: DriverRequest) -> int:
+    """The step from which on the training reports what was not reported before; 0: all of it."""
+    folder = RunFolder(request.storage, request.run)
+    is_function = not request.config.trainable.uses_pool
+    newest = folder.newest_reported() if is_function else folder.newest()
+    return newest.step if newest else 0
 
 
 def extend_run(

@@ -62,6 +62,24 @@ class CheckpointSummary(Result):
     metrics: dict[str, float | None]
 
 
+class Reported(Result):
+    """A report that is committed: a workload's validation, or what a training function reported."""
+
+    step: int
+    """Optimizer steps done; of a training function the number of its report."""
+    metrics: dict[str, float | None]
+    """What was measured at this step; None where it was not finite."""
+    checkpoint: CheckpointSummary | None = None
+    """The checkpoint of this step; None: it has none, or retention has deleted it."""
+
+
+class Reports(Result):
+    """Reports of a training, in their order."""
+
+    reports: list[Reported]
+    """Empty: there was no new one in time."""
+
+
 class TrainResult(Result):
     """The outcome of a training."""
 

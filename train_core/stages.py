@@ -24,6 +24,7 @@ from train_core.results import (
     GateResult,
     PredictionsResult,
     Report,
+    Reports,
     Result,
     TrainResult,
 )
@@ -94,6 +95,15 @@ class CloseArguments(Result):
     status: EndStatus
 
 
+class ReportsArguments(Result):
+    """Which reports are asked for."""
+
+    after: int
+    """The step of the last one that the caller has."""
+    wait_s: float
+    """How long to wait for the first one, in seconds, while the training goes on."""
+
+
 class EvaluateArguments(Result):
     """What is measured on which split."""
 
@@ -158,6 +168,8 @@ CLOSE = Stage("close", CloseArguments, Answer[None])
 """End all that was begun: what a driver is asked for last."""
 TRAIN = Stage("train", NoArguments, Answer[TrainResult], "train {request.run}")
 """Train to the end, from the newest good checkpoint if there is one."""
+REPORTS = Stage("reports", ReportsArguments, Answer[Reports])
+"""Give the reports of a training, which another call has begun, as they are committed."""
 EVALUATE = Stage(
     "evaluate",
     EvaluateArguments,

@@ -220,6 +220,8 @@ class Timing:
     """Of who calls a driver that is a job of a cluster."""
     # A training.
     restarts: RestartRules = field(default_factory=RestartRules)
+    report_poll_s: float = 0.25
+    """Between two looks for a new report, while somebody waits for one."""
     stop_poll_s: float = 1.0
     """How often the run folder is looked at for a request to stop."""
     orphans_after_s: float = 5.0

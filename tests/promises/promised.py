@@ -319,6 +319,11 @@ PROMISES: dict[str, dict[str, str]] = {
         "that leads out of the run folder; a pipe or a device is no file; a document that is too "
         "large, has a key twice, or another type for a number is not read.",
     },
+    "docs/search.md": {
+        "on-report": "`fit` calls a function with each validation of a workload and each report of "
+        "a training function, once and in order, also where a process dies; an error of that "
+        "function ends the training, which is saved.",
+    },
     "docs/training-functions.md": {
         "dry-run-function": "A dry run of a training function makes all checks, creates nothing "
         "and says what a run would do.",

@@ -80,6 +80,10 @@ class Driver:
         """The result of a stage, once it is carried out."""
         return self.carrier.call(stage, arguments).result()
 
+    def begin(self, stage: Stage[ArgumentsT, ResultT], arguments: ArgumentsT) -> Future[ResultT]:
+        """What the stage will give, or raise; it is carried out meanwhile."""
+        return self.carrier.call(stage, arguments)
+
     def close(self, status: EndStatus = EndStatus.FINISHED, timeout_s: float = 60) -> None:
         """End the driver, with the run's status for MLflow.
 

@@ -7,6 +7,7 @@ trained by the room of Ray Train, `train_core/functions`, which no module import
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, assert_never
 
@@ -14,6 +15,7 @@ from train_core.cluster.runtime import POOL_SETTINGS, RaySettings
 from train_core.config import FunctionTraining, TrainConfig, WorkloadTraining
 from train_core.entry_points import FUNCTION_RUNNER
 from train_core.requests import DriverRequest
+from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.timing import Timing
 
@@ -37,6 +39,10 @@ class Runner(ABC):
 
         Raises ConfigError for what is wrong.
         """
+
+    def uncovered(self, after: int) -> Iterable[Entry]:
+        """What was reported after the report of that number, and no commit covers yet."""
+        return ()
 
     @abstractmethod
     def train(

@@ -14,7 +14,16 @@ from typing import Any, Protocol
 from train_core.described_errors import describe, rebuild
 from train_core.errors import ConfigError, StageError
 from train_core.requests import Prepared, Request
-from train_core.stages import CLOSE, PREPARE, STAGES, Answer, ArgumentsT, ResultT, Stage
+from train_core.stages import (
+    CLOSE,
+    PREPARE,
+    REPORTS,
+    STAGES,
+    Answer,
+    ArgumentsT,
+    ResultT,
+    Stage,
+)
 from train_core.storage.coordination.job_mailbox import Call
 
 _MOST_AT_ONCE = 4
@@ -99,7 +108,7 @@ class StageServer:
             if self._stages is not None:
                 self._stages.close(CLOSE.arguments.model_validate(call.arguments).status)
             return CLOSE.answer()
-        if call.stage not in {stage.name for stage in STAGES}:
+        if call.stage not in {stage.name for stage in (*STAGES, REPORTS)}:
             raise ConfigError(f"there is no stage {call.stage!r}")
         if self._stages is None:
             raise StageError(call.stage, "no request was prepared")

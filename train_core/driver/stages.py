@@ -11,6 +11,7 @@ import psutil
 
 from train_core.driver.held_run import HeldRun
 from train_core.driver.ray_session import RaySession
+from train_core.driver.report_feed import ReportFeed
 from train_core.driver.runner import runner_of
 from train_core.driver.scoring_stages import ScoringStages, pinned_summaries
 from train_core.driver.server import StageHandlers, Stages
@@ -25,6 +26,7 @@ from train_core.results import (
     GateResult,
     PredictionsResult,
     Report,
+    Reports,
     TrainResult,
 )
 from train_core.stages import (
@@ -33,6 +35,7 @@ from train_core.stages import (
     INFER,
     PROMOTE,
     PUBLISH,
+    REPORTS,
     TRAIN,
     EvaluateArguments,
     GateArguments,
@@ -40,6 +43,7 @@ from train_core.stages import (
     NoArguments,
     PromoteArguments,
     PublishArguments,
+    ReportsArguments,
 )
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.cleanup.retention_of_run import finalists_of
@@ -90,7 +94,14 @@ class RunStages(StageHandlers):
         self._failure = ""
         self._timeline = Timeline(psutil.Process().create_time())
         self._timeline.began_at = request.began_at or self._timeline.began_at
+        self._feed = ReportFeed(
+            self.folder,
+            self._runner.uncovered,
+            is_function=not request.config.trainable.uses_pool,
+            poll_s=timing.report_poll_s,
+        )
         self.handle(TRAIN, self.train)
+        self.handle(REPORTS, self.reports)
         self.handle(EVALUATE, self.evaluate)
         self.handle(INFER, self.infer)
         self.handle(GATE, self.gate)
@@ -113,14 +124,19 @@ class RunStages(StageHandlers):
 
         Raises StoppedError if the training was asked to stop, and did.
         """
-        self._ray.wait_until_up()
-        begin, held = time.monotonic(), self._held("train")
-        with self._mirrored("train"):
-            newest = self._runner.train(held, self.config, self._ray, self._timing, self._job)
+        with self._feed.open():
+            self._ray.wait_until_up()
+            begin, held = time.monotonic(), self._held("train")
+            with self._mirrored("train"):
+                newest = self._runner.train(held, self.config, self._ray, self._timing, self._job)
         # A process that died after its last commit has not done it.
         delete_superseded(held.writer, self.config)
         seconds = time.monotonic() - begin
         return self._train_result(newest, held.attempt, seconds)
+
+    def reports(self, asked: ReportsArguments) -> Reports:
+        """What the training has reported after a step, as soon as there is something."""
+        return Reports(reports=self._feed.after(asked.after, asked.wait_s))
 
     def evaluate(self, asked: EvaluateArguments) -> list[EvaluationResult]:
         """Measure checkpoints on a split."""

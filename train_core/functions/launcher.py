@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -36,6 +36,7 @@ from train_core.rank.distributed.group import follows_from_another_end
 from train_core.rank.distributed.rendezvous import RendezvousStore
 from train_core.rank.distributed.stop_requests import post_stop, ranks_that_leave
 from train_core.storage.objects.retry_policy import SHORT
+from train_core.storage.records.journal import Entry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, quarantine
@@ -58,6 +59,16 @@ class FunctionLauncher:
 
     def __init__(self, timing: Timing = TIMING, job: str = "") -> None:
         self._timing, self._job = timing, job
+        self._read: Callable[[str], str | None] = lambda _: None
+        """Reads a key of the newest attempt in the driver's store."""
+
+    def uncovered(self, after: int) -> list[Entry]:
+        """What the newest attempt reported after the report `after`, and no commit covers yet."""
+        try:
+            return list(uncovered_entries(self._read, after))
+        except ConnectionError:
+            # The attempt is over, and its store is closed.
+            return []
 
     def run(self, attempt: Attempt) -> AttemptOutcome:
         """Run the function on all workers until it has ended."""
@@ -65,6 +76,7 @@ class FunctionLauncher:
         store = RendezvousStore(driver_host(attempt.config))
         task = _task(attempt, store, self._timing)
         attempt.requests.send_by(partial(post_stop, store, task.group))
+        self._read = partial(store.read, task.group)
         keep = partial(_keep_metrics, attempt.folder, task, store, time.monotonic())
         with ExitStack() as stack:
             if task.origin:

@@ -6,6 +6,7 @@ It is imported before Ray is, and imports Ray Train when a request is checked.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from train_core.cluster.runtime import RaySettings
@@ -15,6 +16,7 @@ from train_core.errors import ConfigError, EvertrainError, words_of
 from train_core.policy.checkpoints.selection import unmeasured
 from train_core.requests import DriverRequest
 from train_core.storage.committed import with_files
+from train_core.storage.records.journal import Entry
 from train_core.storage.records.names import RAY_SNAPSHOT_JSON
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.timing import TIMING, Timing
@@ -24,12 +26,21 @@ if TYPE_CHECKING:
     from train_core.driver.held_run import HeldRun
     from train_core.driver.preparing.preflight import Checked
     from train_core.driver.ray_session import RaySession
+    from train_core.functions.launcher import FunctionLauncher
 
 _log = logging.getLogger("train_core.driver")
 
 
 class FunctionRunner(Runner):
     """A training function, by Ray Train."""
+
+    def __init__(self) -> None:
+        self._launcher: FunctionLauncher | None = None
+
+    def uncovered(self, after: int) -> Iterable[Entry]:
+        """Reports without a folder, which the next one with a folder commits."""
+        launcher = self._launcher
+        return launcher.uncovered(after) if launcher else ()
 
     def ray_settings(self, timing: Timing) -> RaySettings:
         """How often Ray Train polls its workers; all else is as Ray does it by itself."""
@@ -68,7 +79,8 @@ class FunctionRunner(Runner):
         validations = Validations(folder, config, timing.functions)
         try:
             with validations.running():
-                newest = held.supervisor.train(config, FunctionLauncher(timing, job))
+                self._launcher = FunctionLauncher(timing, job)
+                newest = held.supervisor.train(config, self._launcher)
                 validations.finish(held.check)
         finally:
             _list_for_ray(held, config)

@@ -1,0 +1,21 @@
+"""Training functions written for Ray Train, which searches train: no word of evertrain here."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ray import train
+
+
+def reports_and_waits(config: dict[str, Any]) -> None:
+    """Reports numbers, and goes on after the second when a file is there; fails once."""
+    go_on = Path(config["go_on"])
+    for number in (1, 2, 3, 4):
+        train.report({"number": number})
+        while number == 2 and not go_on.exists():
+            time.sleep(0.05)
+        if number == 3 and not (failed := go_on.with_name("failed")).exists():
+            failed.touch()
+            raise RuntimeError("once")

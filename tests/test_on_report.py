@@ -1,0 +1,69 @@
+"""`fit(on_report=…)`: a callback for each report, as it is committed."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from train_core import TrainConfig, fit
+from train_core.results import Reported
+from train_core.storage.run_folder import RunFolder
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.promise("on-report")
+def test_each_validation_is_reported_once_and_in_order(tmp_path: Path) -> None:
+    config = TrainConfig(workload="tests.rank.tiny:Tiny", batch_size=32, epochs=3)
+    seen: list[Reported] = []
+    train = partial(fit, storage=str(tmp_path), run="run", on_log=None, on_report=seen.append)
+    train(config)
+    # Retention has deleted some of their checkpoints: they are reports all the same.
+    assert [one.step for one in seen] == [5, 10, 15]
+    assert seen[-1].metrics == RunFolder(str(tmp_path), "run").checkpoints()[-1].metrics
+    assert seen[-1].checkpoint is not None
+    assert seen[-1].checkpoint.name == "step-00000015-a0001"
+    # A run that goes on reports what is new.
+    train(config.model_copy(update={"epochs": 4}))
+    assert [one.step for one in seen] == [5, 10, 15, 20]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.promise("on-report")
+def test_a_callback_that_fails_ends_the_training_which_is_saved(tmp_path: Path) -> None:
+    config = TrainConfig(
+        workload="tests.rank.tiny:Tiny", batch_size=32, epochs=1000, settings={"one_cycle": False}
+    )
+
+    def refuse(_: Reported) -> None:
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        fit(config, storage=str(tmp_path), run="run", on_log=None, on_report=refuse)
+    newest = RunFolder(str(tmp_path), "run").newest()
+    assert newest is not None
+    assert newest.step < 5000
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.promise("on-report")
+def test_reports_without_a_folder_are_told_while_the_function_runs(tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    config = TrainConfig(
+        train_fn="tests.compat.functions.searched:reports_and_waits",
+        train_loop_config={"go_on": str(go_on)},
+        max_failures=1,
+    )
+    seen: list[Reported] = []
+
+    def note(report: Reported) -> None:
+        seen.append(report)
+        if report.step == 2:
+            # The function waits for it: it was told before its report was committed.
+            go_on.touch()
+
+    fit(config, storage=str(tmp_path), run="run", on_log=None, on_report=note)
+    # It failed once after its third report, and made all of them again.
+    assert [one.metrics["number"] for one in seen] == [1, 2, 3, 4]
+    assert [one.checkpoint for one in seen] == [None] * 4
