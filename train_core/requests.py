@@ -74,6 +74,36 @@ class RecordedPipeline(PipelineRequest):
         return cls(**{name: recorded[name] for name in cls.model_fields if name in recorded})
 
 
+class LentPlaces(Result):
+    """A Ray that runs already, and what somebody has reserved there for the workers of one run."""
+
+    address: str
+    """Of its head."""
+    placement_group: str
+    """The group's id, as hexadecimal digits: each of its bundles is a worker's place."""
+    runtime_env: dict[str, Any] = {}
+    """Of the job that has reserved it."""
+
+
+class SearchTrial(Result):
+    """Which trial of which search a run is of."""
+
+    search: str
+    """The name of the search: all of its runs have it."""
+    trial: str
+    """The trial's id."""
+    generation: int = 1
+    """A trial that goes on with another one's weights, or other parameters, begins another run."""
+    asked: str = ""
+    """The digest of the trial's parameters."""
+    begins_with: str = ""
+    """The digest of the checkpoint whose weights it begins with, of this trial or another one."""
+    epochs_before: int = 0
+    """The epochs behind the weights that the run begins with."""
+    steps_before: int = 0
+    """The optimizer steps behind them."""
+
+
 class Request(Result):
     """What a driver is started with."""
 
@@ -84,6 +114,8 @@ class Request(Result):
     """The page of the job that is the driver, where one is."""
     began_at: float = 0
     """When the process that asks began, in seconds since 1970; 0: when its driver did."""
+    lent: LentPlaces | None = None
+    """Where its workers run; None: on a Ray of its own, or on the cluster at `ray_address`."""
 
 
 def with_accepted(config: TrainConfig) -> TrainConfig:
@@ -111,6 +143,10 @@ class DriverRequest(Request):
     experiment: str = DEFAULT_EXPERIMENT
     mirror_weights: MirrorWeights = "best"
     dry_run: bool = False
+    is_paced: bool = False
+    """Whether the training waits until who follows it has taken its reports, but for the last."""
+    search: SearchTrial | None = None
+    """The trial of a search that it is; None: of none."""
     skip_unchanged: bool = False
     """Begin no run if nothing that counts has changed since the workload's last finished run."""
 

@@ -114,6 +114,8 @@ class FunctionTiming:
     """A wait for another rank, after which a rank that calls something else is looked for."""
     wait_told_s: float = 30.0
     """A wait for another rank, after which a warning says who waits for whom."""
+    follower_poll_s: float = 0.05
+    """Between two looks whether who follows the training has taken what it waits for."""
     sigterm_poll_s: float = 0.5
     """Between two checks by a worker whether it got SIGTERM."""
     last_live_s: float = 1.0
@@ -144,6 +146,8 @@ class StopTiming:
 
     poll_s: float = 1.0
     """Between two polls of a rank for a request in the run folder."""
+    follower_poll_s: float = 0.02
+    """Between two looks whether who follows the training has taken what it waits for."""
     driver_poll_s: float = 0.25
     """The same in the driver's store: a rank in no collective learns there that another died."""
     end_s: float = 3.0

@@ -323,6 +323,13 @@ PROMISES: dict[str, dict[str, str]] = {
         "on-report": "`fit` calls a function with each validation of a workload and each report of "
         "a training function, once and in order, also where a process dies; an error of that "
         "function ends the training, which is saved.",
+        "tune-trials": "A trial of a search by Ray Tune is a run on Tune's own Ray, in the places "
+        "that Tune has reserved; each validation or report reaches Tune, with a checkpoint that "
+        "names the run's; a wrong parameter ends its trial alone.",
+        "tune-stopped": "A trial that the scheduler ends is saved, and its run is shown as stopped "
+        "by the scheduler.",
+        "tune-pbt": "A trial that goes on with another one's weights begins with the bits of that "
+        "run's verified checkpoint, and its optimizer's moments; run.json has both digests.",
     },
     "docs/training-functions.md": {
         "dry-run-function": "A dry run of a training function makes all checks, creates nothing "

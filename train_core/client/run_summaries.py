@@ -28,11 +28,14 @@ from train_core.results import Result
 from train_core.storage.committed import Scan, with_files
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.holder import Holder
+from train_core.storage.coordination.stop_request import SCHEDULER, stop_request
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.storage.runs_of_storage import is_run_finished, read_runs
 
+STOPPED_BY_SCHEDULER = "stopped by the scheduler"
+"""The state of a trial's run that a search has ended before its end, or has paused."""
 _DIGEST_SHOWN = 8
 
 
@@ -59,8 +62,8 @@ class RunSummary(Result):
     """The version and what became of it, as `2 became champion`; empty: the gate was not asked."""
     state: str
     """`running`, `waiting` (for a person's answer about its version), `answered` (the stages after
-    that are left), `finished`, `failed` (by an error), `interrupted` (it was stopped or killed), or
-    what cannot be read of the run.
+    that are left), `finished`, `failed` (by an error), `interrupted` (it was stopped or killed),
+    `stopped by the scheduler` (of a search, whose trial it is), or what cannot be read of the run.
     """
 
 
@@ -172,7 +175,19 @@ def _state(
         return "finished"
     if end == EndStatus.FAILED:
         return "failed"
-    return "answered" if question else "interrupted"
+    if question:
+        return "answered"
+    return STOPPED_BY_SCHEDULER if _was_ended_by_scheduler(folder) else "interrupted"
+
+
+def _was_ended_by_scheduler(folder: RunFolder) -> bool:
+    """Whether the scheduler of a search has ended the run's newest attempt."""
+    try:
+        request = stop_request(folder.store, lease.newest_attempt(folder.store))
+    except CheckpointError:
+        # What is damaged says nothing.
+        return False
+    return request is not None and request.by == SCHEDULER
 
 
 def _best_value(checkpoints: list[Commit], config: TrainConfig) -> float | None:

@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Any
 
+from train_core.cluster.lent import lent_places
 from train_core.config import LOCAL, TrainConfig, available_cpus
 from train_core.errors import ResourceError
 from train_core.timing import TIMING, ClusterTiming
@@ -28,6 +29,9 @@ def check_resources(
     them, would wait for one for ever. The check of a cluster is retried for `retry_for_s`, as
     nodes may still be joining it.
     """
+    if lent_places():
+        # Somebody has reserved them.
+        return None
     if config.ray_address == LOCAL:
         return _compare(config, "this machine", [_of_this_machine()], reads_by_ray)
     import ray
@@ -46,7 +50,7 @@ def check_resources(
 
 def fits_here(config: TrainConfig) -> bool:
     """Whether this machine has room for all the workers."""
-    return capacity(config, [_of_this_machine()]) >= config.num_workers
+    return bool(lent_places()) or capacity(config, [_of_this_machine()]) >= config.num_workers
 
 
 def with_gpus(config: TrainConfig) -> TrainConfig:

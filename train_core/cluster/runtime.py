@@ -12,8 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from train_core.cluster.lent import lent_places, runtime_env
 from train_core.config import LOCAL, TrainConfig, available_cpus, loopback_interface
 from train_core.errors import ConfigError
+from train_core.requests import LentPlaces
 from train_core.search_path import VARIABLE, environment
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def check_folders() -> None:
 def load_ray(config: TrainConfig, settings: RaySettings) -> None:
     """Import Ray, with what it reads from the environment as it is imported and later."""
     local = {}
-    if config.ray_address == LOCAL:
+    if config.ray_address == LOCAL and lent_places() is None:
         # Its workers find the modules that this process finds.
         found_in = {VARIABLE: environment()[VARIABLE]}
         local = _LOCAL_ENVIRONMENT | _on_loopback() | found_in
@@ -123,6 +125,9 @@ def start_ray(config: TrainConfig, settings: RaySettings) -> None:
     import ray
 
     if ray.is_initialized():
+        return
+    if places := lent_places():
+        _join(places, config)
         return
     if config.ray_address == LOCAL:
         _check_runtime_env(config)
@@ -157,6 +162,18 @@ def _without_dashboard_process() -> Iterator[None]:
         Node.start_api_server = start  # type: ignore[method-assign]
 
 
+def _join(places: LentPlaces, config: TrainConfig) -> None:
+    """Join the Ray that has lent the workers' places."""
+    import ray
+
+    _check_runtime_env(config)
+    ray.init(
+        address=places.address,
+        logging_level=logging.WARNING,
+        runtime_env=runtime_env(places, config.runtime_env, environment()[VARIABLE]),
+    )
+
+
 def _job_config() -> JobConfig:
     """Ray's, without the current directory, which it would have its workers look into first."""
     from ray.job_config import JobConfig
@@ -189,7 +206,8 @@ def driver_host(config: TrainConfig) -> str:
 
     from train_core.rank.distributed.rendezvous import LOOPBACK
 
-    return LOOPBACK if config.ray_address == LOCAL else str(ray.util.get_node_ip_address())
+    is_here = config.ray_address == LOCAL and lent_places() is None
+    return LOOPBACK if is_here else str(ray.util.get_node_ip_address())
 
 
 def dead_ray() -> str:

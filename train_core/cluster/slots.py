@@ -18,6 +18,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from train_core.cluster.lent import lent_group
 from train_core.cluster.outcomes import Died, failure_of
 from train_core.cluster.resources import resources_of_worker
 from train_core.cluster.worker_process import CONTROL, WORK, Actor, TrainWorker
@@ -105,6 +106,8 @@ class Slots:
     workers: list[Actor]
     """The newest worker of each slot."""
     _reservation: PlacementGroup
+    _is_lent: bool
+    """Whether somebody else has reserved them, and gives them back."""
     _preload: Sequence[str]
     spares: list[Spare] = field(default_factory=list)
 
@@ -114,13 +117,15 @@ class Slots:
 
         The workers import the modules `preload` as they start.
         """
-        requested_at = time.monotonic()
-        reservation = placement_group([layout.resources] * layout.num_slots, layout.strategy)
-        slots = cls(layout, requested_at, [], reservation, preload)
+        requested_at, lent = time.monotonic(), lent_group()
+        reservation = lent or placement_group(
+            [layout.resources] * layout.num_slots, layout.strategy
+        )
+        slots = cls(layout, requested_at, [], reservation, lent is not None, preload)
         try:
             slots.workers.extend(map(slots._start_worker, range(layout.num_slots)))
         except BaseException:
-            remove_placement_group(reservation)
+            slots._give_back()
             raise
         return slots
 
@@ -207,6 +212,10 @@ class Slots:
                 ray.kill(worker)
         finally:
             # It ends the workers that are left, too.
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if not self._is_lent:
             remove_placement_group(self._reservation)
 
     def _start_worker(self, slot: int) -> Actor:

@@ -9,6 +9,7 @@ from typing import Self
 from train_core.driver.attempts.supervisor import Supervisor
 from train_core.errors import StorageError
 from train_core.policy.end_status import EndStatus
+from train_core.rank.distributed.pace import Pace
 from train_core.storage.cleanup.dead_scorers import clearing_dead_scorers
 from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
 from train_core.storage.coordination import lease
@@ -26,6 +27,8 @@ class HeldRun:
     def __init__(self, folder: RunFolder, held: Lease, timing: Timing = TIMING) -> None:
         self.lease = held
         self.supervisor = Supervisor(folder, held, timing)
+        self.pace: Pace | None = None
+        """That of who follows the training."""
         self._folder = folder
         self._alive = ExitStack()
 

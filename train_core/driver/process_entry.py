@@ -21,6 +21,7 @@ from typing import IO, NoReturn
 
 import psutil
 
+from train_core.cluster.lent import use_lent
 from train_core.cluster.runtime import dead_ray
 from train_core.driver.pipe_transport import PipeTransport
 from train_core.driver.ray_session import LocalRaySession
@@ -49,6 +50,7 @@ class DriverProcess:
         self._run_main_thread()
 
     def _open_stages(self, request: Request) -> Stages:
+        use_lent(request.lent)
         ray = LocalRaySession(request.config, self._start_ray, self._is_ending.set, self._timing)
         # Ray's processes start while this one imports torch and checks the request: Ray first.
         ray.begin()

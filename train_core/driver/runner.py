@@ -73,7 +73,8 @@ class PoolRunner(Runner):
         """Train on the pool of the session."""
         from train_core.driver.attempts.pool_launcher import PoolLauncher
 
-        return held.supervisor.train(config, PoolLauncher(ray.pool_for_training(config)))
+        pool = ray.pool_for_training(config)
+        return held.supervisor.train(config, PoolLauncher(pool, pace=held.pace))
 
 
 def runner_of(config: TrainConfig) -> Runner:

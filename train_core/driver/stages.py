@@ -55,6 +55,7 @@ from train_core.tracking.delivery.mirror import Mirror
 if TYPE_CHECKING:
     from train_core.cluster.pool import WorkerPool
     from train_core.driver.gate_stages import Gate
+    from train_core.rank.distributed.pace import Pace
 
 _log = logging.getLogger("train_core.driver")
 
@@ -86,6 +87,7 @@ class RunStages(StageHandlers):
         self.held: HeldRun | None = None
         """The run, once it is taken."""
         self.mirror: Mirror | None = None
+        self._pace: Pace | None = None
         self._request = request
         self._runner = runner_of(request.config)
         self._ray = ray
@@ -117,6 +119,10 @@ class RunStages(StageHandlers):
             self._request, self.folder, self._runner, self._ray, self._job, self._timing
         )
         self.config, self.held, self.mirror = made.config, made.held, made.mirror
+        if self.held is not None:
+            from train_core.rank.distributed.pace import Pace
+
+            self._pace = self.held.pace = Pace(is_kept=self._request.is_paced)
         return made.prepared
 
     def train(self, _: NoArguments) -> TrainResult:
@@ -136,6 +142,8 @@ class RunStages(StageHandlers):
 
     def reports(self, asked: ReportsArguments) -> Reports:
         """What the training has reported after a step, as soon as there is something."""
+        if self._pace is not None:
+            self._pace.take(asked.after)
         return Reports(reports=self._feed.after(asked.after, asked.wait_s))
 
     def evaluate(self, asked: EvaluateArguments) -> list[EvaluationResult]:

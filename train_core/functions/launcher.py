@@ -33,6 +33,7 @@ from train_core.policy.restarts import Ended
 from train_core.policy.stop_reasons import StopReason
 from train_core.rank.data.recorded_workload import with_login
 from train_core.rank.distributed.group import follows_from_another_end
+from train_core.rank.distributed.pace import Pace
 from train_core.rank.distributed.rendezvous import RendezvousStore
 from train_core.rank.distributed.stop_requests import post_stop, ranks_that_leave
 from train_core.storage.objects.retry_policy import SHORT
@@ -54,11 +55,12 @@ _log = logging.getLogger("train_core.driver")
 class FunctionLauncher:
     """Runs each attempt as one `fit` of Ray Train, whose workers report into the run folder.
 
-    `job`: the Ray job that runs this driver; empty on one machine.
+    `job`: the Ray job that runs this driver; empty on one machine. `pace` is that of who
+    follows it.
     """
 
-    def __init__(self, timing: Timing = TIMING, job: str = "") -> None:
-        self._timing, self._job = timing, job
+    def __init__(self, timing: Timing = TIMING, job: str = "", pace: Pace | None = None) -> None:
+        self._timing, self._job, self._pace = timing, job, pace
         self._read: Callable[[str], str | None] = lambda _: None
         """Reads a key of the newest attempt in the driver's store."""
 
@@ -76,6 +78,8 @@ class FunctionLauncher:
         store = RendezvousStore(driver_host(attempt.config))
         task = _task(attempt, store, self._timing)
         attempt.requests.send_by(partial(post_stop, store, task.group))
+        if self._pace is not None:
+            self._pace.post_to(store, task.group)
         self._read = partial(store.read, task.group)
         keep = partial(_keep_metrics, attempt.folder, task, store, time.monotonic())
         with ExitStack() as stack:

@@ -79,7 +79,7 @@ class FunctionRunner(Runner):
         validations = Validations(folder, config, timing.functions)
         try:
             with validations.running():
-                self._launcher = FunctionLauncher(timing, job)
+                self._launcher = FunctionLauncher(timing, job, held.pace)
                 newest = held.supervisor.train(config, self._launcher)
                 validations.finish(held.check)
         finally:

@@ -10,6 +10,7 @@ moments at which a run was interrupted leave no trace in its numbers. Strategy f
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -94,6 +95,7 @@ class Trainer:
         stop_source: StopSource | None = None,
         memory: Memory | None = None,
         earlier: Callable[[], Commit | None] = lambda: None,
+        taken: Callable[[], int | None] = lambda: None,
         timing: Timing = TIMING,
     ) -> None:
         torch.set_num_threads(config.threads_per_worker)
@@ -109,6 +111,9 @@ class Trainer:
         """Whether this rank leaves an attempt that another one's end has broken."""
         self._memory = memory or Memory()
         self._earlier = earlier
+        self._taken = taken
+        self._shown_step = 0
+        """Of the newest validation that is committed, as far as rank 0 knows."""
         self.loaded = loaded or self._memory.load(folder, config)
         self.loaded.check()
         workload, train_set = self.loaded.workload, self.loaded.train_set
@@ -287,6 +292,9 @@ class Trainer:
         if not is_behind:
             self.agreed.settle()
         self.checkpointer.poll()
+        newest = self.checkpointer.newest
+        if newest is not None and newest.manifest.validated:
+            self._shown_step = newest.step
         progress, learner = self.progress, self.learner
         message = ControlMessage(self.config.shards, self.group)
         self._at = _At.IN_PASSES
@@ -318,6 +326,7 @@ class Trainer:
     def end_epoch(self) -> None:
         """Validate, and remember the epoch's metrics; not if a request to stop comes."""
         self.agreed.settle()
+        self._wait_for_follower()
         measured = None
         if not self.agreed.current.is_asked_to_stop:
             self.learner.buffers.begin_passes()
@@ -350,6 +359,17 @@ class Trainer:
         if self.loader.streams is not None:
             self.loader.start(progress.epoch, progress.step)
         self._at = _At.BETWEEN_STEPS
+
+    def _wait_for_follower(self) -> None:
+        """Wait until who follows the training, if anybody does, has the validation before."""
+        if not self.group.is_rank0:
+            return
+        with self.watchdog.resting():
+            while (taken := self._taken()) is not None and taken < self._shown_step:
+                self.stop_requests.check_lost()
+                if self.stop_requests.is_asked:
+                    return
+                time.sleep(self._timing.stopping.follower_poll_s)
 
     def stop_if_due(self) -> None:
         """Note why the training ends after this step, if it does."""

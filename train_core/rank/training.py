@@ -121,6 +121,7 @@ def _train(
             stop_source=source,
             memory=memory,
             earlier=partial(wait_for_earlier, own),
+            taken=lambda: source.taken,
         )
         # The workload's module is imported once in a process, and may have set them.
         _MEMORY.modes = _MEMORY.modes or Modes.current()

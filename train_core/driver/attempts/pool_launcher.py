@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 
+from train_core.cluster.lent import lent_places
 from train_core.cluster.outcomes import (
     DiedAtStartError,
     Outcome,
@@ -27,6 +28,7 @@ from train_core.errors import StorageError
 from train_core.policy.membership import keeps_workers
 from train_core.policy.restarts import Asked, Ended
 from train_core.rank.distributed.earlier_commit import post_earlier
+from train_core.rank.distributed.pace import Pace
 from train_core.rank.distributed.rendezvous import Membership, RendezvousStore
 from train_core.rank.distributed.stop_requests import LOST, post_stop, ranks_that_leave
 from train_core.storage.objects.retry_policy import SHORT
@@ -46,11 +48,12 @@ def is_fixed(config: TrainConfig) -> bool:
 class PoolLauncher:
     """Runs attempts on a pool, with as many workers as there is room for.
 
-    `function` is what each rank runs.
+    `function` is what each rank runs. `pace` is that of who follows the training.
     """
 
-    def __init__(self, pool: WorkerPool, function: str = TRAIN) -> None:
+    def __init__(self, pool: WorkerPool, function: str = TRAIN, pace: Pace | None = None) -> None:
         self._pool = pool
+        self._pace = pace
         self._function = function
 
     def run(self, attempt: Attempt) -> AttemptOutcome:
@@ -58,6 +61,8 @@ class PoolLauncher:
         try:
             store = RendezvousStore(driver_host(attempt.config))
             attempt.requests.send_by(partial(post_stop, store, _group(attempt)))
+            if self._pace is not None:
+                self._pace.post_to(store, _group(attempt))
             if is_fixed(attempt.config):
                 self._pool.start(attempt.config)
                 return self._train(store, attempt, attempt.config)
@@ -173,7 +178,8 @@ def _spares(attempt: Attempt, config: TrainConfig) -> SpareRules | None:
     if not config.goes_on_in_place:
         return None
     # What memory a node has, and how long a worker's data take there, is not known here.
-    number = 0 if config.spares is None and config.ray_address != LOCAL else config.spares
+    is_here = config.ray_address == LOCAL and lent_places() is None
+    number = 0 if config.spares is None and not is_here else config.spares
     folder = attempt.folder.with_retries(SHORT)
     return SpareRules(number, PREPARE, (folder.url, config), partial(_left_s, folder))
 

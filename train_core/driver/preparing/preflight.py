@@ -306,6 +306,7 @@ def new_record(
         packages=code.packages,
         fitted=None if fitted is None else entry_of(fitted),
         origin=without_login(origin) if origin else None,
+        search=request.search,
         step_rules=NEWEST_STEP_RULES,
     )
     return files_in_record(record, files)

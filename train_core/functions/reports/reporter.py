@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from train_core.functions.reports.committer import Committer
 from train_core.functions.reports.plain_metrics import as_reported, plain, returned_json
 from train_core.functions.reports.reported_files import assign_files
 from train_core.functions.task import FunctionTask, OpenFolder, Report, Settled
+from train_core.rank.distributed.pace import TAKEN
 from train_core.rank.distributed.rendezvous import Membership
 from train_core.rank.distributed.stop_requests import STOP, PostedByDriver, StopRequests
 from train_core.storage.records.manifest import FileEntry, ReportedFolder
@@ -43,6 +45,7 @@ class Reporter:
         self._requests.start()
         self._writer = RunWriter(task.folder, task.attempt)
         self._rank = rank
+        self._follower_poll_s = task.timing.follower_poll_s
         self._thread = ThreadPoolExecutor(1, "reports")
         self._channel: Future[ReportChannel] = self._thread.submit(
             lambda: ReportChannel(own, task.timing)
@@ -155,6 +158,7 @@ class Reporter:
 
     def _plan(self, number: int, channel: ReportChannel) -> dict[str, Any]:
         """Note the metrics of all ranks, and decide which of them stores which files."""
+        self._wait_for_follower(number - 1, channel)
         plan: dict[str, Any] = {"assigned": None, "stop": _requested_stop(channel)}
         with described(plan):
             messages = channel.collect(f"report-{number}", unless=_END)
@@ -175,6 +179,13 @@ class Reporter:
                 "requested_validation": next(filter(None, requested), None),
             }
         return plan
+
+    def _wait_for_follower(self, number: int, channel: ReportChannel) -> None:
+        """Wait until who follows the training, if anybody does, has the report of that number."""
+        while (taken := channel.read(TAKEN)) is not None and taken < number:
+            if _requested_stop(channel) is not None:
+                return
+            time.sleep(self._follower_poll_s)
 
     def _store(
         self, number: int, folder: OpenFolder | None, names: Sequence[str]

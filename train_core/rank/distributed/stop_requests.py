@@ -26,6 +26,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # the stub la
 from train_core.errors import AttemptLostError, EvertrainError
 from train_core.inside import was_terminated
 from train_core.policy.restarts import Asked
+from train_core.rank.distributed.pace import TAKEN
 from train_core.rank.distributed.rendezvous import Membership, RendezvousStore, connect
 from train_core.storage.coordination.stop_request import StopRequest
 
@@ -175,6 +176,8 @@ class PostedByDriver:
         self._own, self._can_hand_over = own, can_hand_over
         self._has_asked_to_move = False
         self._store: Store | None = None
+        self.taken: int | None = None
+        """The step of the newest report that was taken; None: nobody is waited for (`pace`)."""
 
     def __call__(self) -> StopRequest | None:
         """The newest request, if there is one. Raises ConnectionError."""
@@ -183,6 +186,8 @@ class PostedByDriver:
                 self._store = connect(self._own, _CONNECT_TIMEOUT)
             if self._store.check([LOST]):
                 raise AttemptLostError(self._store.get(LOST).decode())
+            if self._store.check([TAKEN]):
+                self.taken = int(self._store.get(TAKEN))
             if self._store.check([STOP]):
                 return StopRequest.model_validate_json(self._store.get(STOP))
             # IMPORTANT: not once it has asked to move. It would be ended as it saves.

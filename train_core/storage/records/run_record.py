@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from train_core.config import TrainConfig
-from train_core.requests import RecordedPipeline
+from train_core.requests import RecordedPipeline, SearchTrial
 from train_core.storage.records.data_files import SourceRecord
 from train_core.storage.records.manifest import FileEntry
 
@@ -88,6 +88,11 @@ class RunRecord(BaseModel):
         default="",
         description="The digest of what a rehearsal depends on, with which the workload passed one "
         "for this run or before; empty: it passed none.",
+    )
+    search: SearchTrial | None = Field(
+        default=None,
+        exclude_if=lambda search: search is None,
+        description="The trial of a search that the run is of; left out: it is of none.",
     )
     step_rules: int = Field(
         default=1, ge=1, description="By which rules the run computes a step (run_record.py)."

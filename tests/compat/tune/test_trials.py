@@ -1,0 +1,95 @@
+"""Trials of a search are runs on Tune's own Ray, in the places that Tune has reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from train_core import list_runs
+from train_core.client.checkpoint import Checkpoint
+from train_core.storage.run_folder import RunFolder
+from train_core.tune import TuneCheckpoint
+
+pytest.importorskip("ray.tune")
+
+from ray import tune
+from ray.util.placement_group import placement_group_table
+
+
+class Watch(tune.Callback):
+    """Counts, while the search runs, what runs with it."""
+
+    def __init__(self) -> None:
+        self.most_running = self.most_groups = 0
+        self.heads: set[int] = set()
+
+    def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
+        running = sum(one.status == "RUNNING" and one.last_result != {} for one in trials)
+        self.most_running = max(self.most_running, running)
+
+    def on_trial_result(
+        self, iteration: int, trials: Any, trial: Any, result: Any, **_: Any
+    ) -> None:
+        groups = [one for one in placement_group_table().values() if one["state"] == "CREATED"]
+        self.most_groups = max(self.most_groups, len(groups))
+        for process in psutil.process_iter(["name"]):
+            if process.info["name"] == "gcs_server" and psutil.Process() in process.parents():
+                self.heads.add(process.pid)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.promise("tune-trials", "tune-stopped")
+def test_trials_are_runs_on_tunes_ray_and_who_is_stopped_is_shown_so(
+    search: Callable[..., Any], runs: Callable[[], dict[str, RunFolder]], tmp_path: Path
+) -> None:
+    watch = Watch()
+
+    def stops(trial: str, result: dict[str, Any]) -> bool:
+        return bool(result["validation/score"] == 1 and result["training_iteration"] == 2)
+
+    results = search(
+        {"settings.score": tune.grid_search([1, 3])},
+        run_config={"callbacks": [watch], "stop": stops},
+        epochs=6,
+    )
+    assert not results.errors
+    stopped, finished = results
+    assert [one.metrics["training_iteration"] for one in results] == [2, 6]
+    # Each has a CPU of two for its worker, and nothing for the process that follows it.
+    assert watch.most_running == 2
+    assert watch.most_groups == 2
+    assert len(watch.heads) == 1
+    states = {one.run: one.state for one in list_runs(str(tmp_path / "runs"))}
+    assert sorted(states.values()) == ["finished", "stopped by the scheduler"]
+    for result, state in ((stopped, "stopped by the scheduler"), (finished, "finished")):
+        folder = RunFolder.at(result.metrics["evertrain/run"])
+        assert states[folder.name] == state
+        assert folder.record().search.trial == result.metrics["trial_id"]
+        # What Tune has of it is the run's own, and can be used without it.
+        named = TuneCheckpoint.of(result.checkpoint).checkpoint()
+        assert named.name == result.metrics["evertrain/checkpoint"]
+        assert named.step == result.metrics["evertrain/step"]
+        assert named.metrics["validation/loss"] == result.metrics["validation/loss"]
+        with result.checkpoint.as_directory() as copied, named.as_directory() as own:
+            weights = Path(copied, "model.safetensors").read_bytes()
+            assert weights == Path(own, "model.safetensors").read_bytes()
+        assert Checkpoint.from_directory(named.uri).name == named.name
+    # All reports reached Tune, each with a checkpoint.
+    assert list(finished.metrics_dataframe["evertrain/step"]) == [4, 8, 12, 16, 20, 24]
+    assert len(finished.best_checkpoints) == 6
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.promise("tune-trials")
+def test_a_wrong_parameter_ends_its_trial_alone(search: Callable[..., Any]) -> None:
+    results = search({"batch_size": tune.grid_search([4, -1])}, epochs=1)
+    (error,) = results.errors
+    assert "batch_size: Input should be greater than or equal to" in str(error)
+    assert sorted(one.error is None for one in results) == [False, True]
+    results = search({"setings.score": tune.grid_search([4])}, epochs=1, name="second")
+    (error,) = results.errors
+    assert "setings.score" in str(error)

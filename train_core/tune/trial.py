@@ -1,0 +1,259 @@
+"""A trial of a search: a `ray.tune.Trainable` whose steps are the reports of a run.
+
+It runs in a process of Tune's, where it starts the driver of its run as a process of its own. The
+driver joins Tune's Ray, and the workers are in the trial's placement group: nothing is started, or
+counted, twice.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, ClassVar
+
+import ray
+from ray.tune import PlacementGroupFactory, Trainable
+from ray.tune.result import DONE, RESULT_DUPLICATE, SHOULD_CHECKPOINT
+
+from train_core.client.driver_handle import Driver, end_status
+from train_core.errors import EvertrainError
+from train_core.fitting import train_and_follow
+from train_core.policy.end_status import EndStatus
+from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, LentPlaces
+from train_core.results import Reported
+from train_core.storage.coordination import lease
+from train_core.storage.coordination.stop_request import SCHEDULER, ask_to_stop
+from train_core.storage.records.names import CheckpointName
+from train_core.storage.run_folder import RunFolder
+from train_core.tune.generations import Generation, choose
+from train_core.tune.parameters import of_trial, places_of
+from train_core.tune.references import TuneCheckpoint
+
+STEP, RUN, CHECKPOINT = "evertrain/step", "evertrain/run", "evertrain/checkpoint"
+"""What a result has beside the metrics: the optimizer steps, the run's address, a name in it."""
+_LOG = "evertrain.log"
+
+
+class Trial(Trainable):
+    """A trial. `trainable` makes subclasses, which say what is searched."""
+
+    asked: ClassVar[Mapping[str, Any]] = {}
+    """The parameters that all trials have."""
+    storage: ClassVar[str] = ""
+    tracking_uri: ClassVar[str] = ""
+    experiment: ClassVar[str] = DEFAULT_EXPERIMENT
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
+        """A place for each worker; the trial's own process waits, and reserves nothing."""
+        try:
+            found = of_trial(cls.asked, config)
+        except EvertrainError:
+            # Its own process says what is wrong: this one is the search's.
+            return PlacementGroupFactory([{"CPU": 1}])
+        return PlacementGroupFactory(places_of(found), strategy=found.placement_strategy)
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Do nothing yet: Tune may give a checkpoint first."""
+        self._reference: TuneCheckpoint | None = None
+        self._training: TrialTraining | None = None
+
+    def step(self) -> dict[str, Any]:
+        """The next report. Raises ConfigError for a wrong parameter, and as `fit`."""
+        if self._training is None:
+            self._training = self._begin()
+        report = self._training.next()
+        if report is None:
+            return {RESULT_DUPLICATE: True}
+        found = self._training.generation
+        self._reference = self._training.reference(report, self.trial_id)
+        metrics = {
+            name: math.nan if value is None else value for name, value in report.metrics.items()
+        }
+        return {
+            # What follows it is known: Tune need not ask for another report.
+            DONE: self._training.is_last(report),
+            **metrics,
+            STEP: report.step + found.search.steps_before,
+            RUN: self._training.folder.url,
+            CHECKPOINT: self._reference.name,
+            SHOULD_CHECKPOINT: bool(self._reference.name),
+        }
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write what names the checkpoint of the last report, and its weights."""
+        if self._reference is not None:
+            self._reference.write(checkpoint_dir)
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Go on from a checkpoint of this trial's, or of another one's."""
+        self._end()
+        self._reference = TuneCheckpoint.read(checkpoint)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Become another trial in the same process, as with `reuse_actors`."""
+        self._end()
+        self._reference = None
+        return True
+
+    def cleanup(self) -> None:
+        """End the training, which is saved: Tune has stopped it, if it had not come to its end."""
+        self._end()
+
+    def _begin(self) -> TrialTraining:
+        asked = of_trial(self.asked, self.config)
+        assert self._storage is not None, "Tune gives one to each trial"
+        name = self._storage.experiment_dir_name
+        generation = choose(self.storage, name, self.trial_id, asked, self._reference)
+        request = DriverRequest(
+            storage=self.storage,
+            run=generation.run,
+            config=generation.config,
+            tracking_uri=self.tracking_uri,
+            experiment=self.experiment,
+            is_paced=True,
+            search=generation.search,
+            lent=_lent(),
+        )
+        return TrialTraining(request, generation, Path(self.logdir, _LOG))
+
+    def _end(self) -> None:
+        if self._training is not None:
+            self._training.end()
+            self._training = None
+
+
+class TrialTraining:
+    """The training of a trial, in a thread of the trial's process, which follows the driver.
+
+    The thread asks for no report before the last one is taken.
+    """
+
+    def __init__(self, request: DriverRequest, generation: Generation, log: Path) -> None:
+        self.generation = generation
+        self.folder = RunFolder(request.storage, request.run)
+        self._request = request
+        self._log = log
+        self._driver: Driver | None = None
+        self._has_last = False
+        """Whether the last report was given: the training ends by itself."""
+        self._is_ending = threading.Event()
+        self._reports: SimpleQueue[Reported | BaseException | None] = SimpleQueue()
+        self._wanted = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name="trial", daemon=True)
+        self._thread.start()
+
+    def next(self) -> Reported | None:
+        """The next report; None after the last one. Raises what ended the training."""
+        self._wanted.release()
+        found = self._reports.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def reference(self, report: Reported, trial: str) -> TuneCheckpoint:
+        """What names the checkpoint of a report; it may have none."""
+        search = self.generation.search
+        found = TuneCheckpoint(run=self.folder.url, trial=trial, step=report.step)
+        name = CheckpointName.parse(report.checkpoint.name) if report.checkpoint else None
+        if name is None:
+            return found
+        try:
+            commit = self.folder.checkpoint(name)
+        except FileNotFoundError:
+            # The run's own retention, by the parameters of the search.
+            return found
+        return found.model_copy(
+            update={
+                "name": str(name),
+                "digest": commit.digest,
+                "epochs": search.epochs_before + commit.manifest.epoch,
+                "steps": search.steps_before + commit.step,
+            }
+        )
+
+    def is_last(self, report: Reported) -> bool:
+        """Whether a workload's training ends with the report, by itself."""
+        name = CheckpointName.parse(report.checkpoint.name) if report.checkpoint else None
+        if name is None or not self._request.config.trainable.uses_pool:
+            return False
+        try:
+            self._has_last = self.folder.checkpoint(name).manifest.is_last
+        except FileNotFoundError:
+            return False
+        return self._has_last
+
+    def end(self) -> None:
+        """End a training that still runs: it is stopped by the scheduler, and saved."""
+        if not self._has_last:
+            self._is_ending.set()
+        self._wanted.release()
+        if (
+            self._is_ending.is_set()
+            and self._thread.is_alive()
+            and (driver := self._driver) is not None
+        ):
+            self._note_who_stops()
+            driver.close(EndStatus.KILLED)
+        self._thread.join()
+
+    def _note_who_stops(self) -> None:
+        try:
+            if lease.holder_of(self.folder.store):
+                attempt = lease.newest_attempt(self.folder.store)
+                ask_to_stop(self.folder.store, attempt, "Ray Tune ends the trial", SCHEDULER)
+        except (EvertrainError, OSError):
+            """It is ended all the same, and shown as interrupted."""
+
+    def _run(self) -> None:
+        try:
+            with self._log.open("a", errors="replace") as log:
+                self._train(lambda line: print(line, file=log, flush=True))
+        except BaseException as error:  # noqa: BLE001 (Tune's call raises it)
+            self._reports.put(error)
+        else:
+            self._reports.put(None)
+
+    def _train(self, on_log: Any) -> None:
+        driver = Driver.start(self._request, on_log)
+        self._driver = driver
+        kind: type[BaseException] | None = None
+        if self._is_ending.is_set():
+            # IMPORTANT: after the driver is set, which `end` may not have found.
+            driver.close(EndStatus.KILLED)
+            return
+        try:
+            driver.prepared()
+            train_and_follow(driver, self._take, after=self.generation.after)
+        except BaseException as error:
+            kind = type(error)
+            raise
+        finally:
+            if not self._is_ending.is_set():
+                driver.close(end_status(kind))
+
+    def _take(self, report: Reported) -> None:
+        """Wait until Tune wants the report, and give it."""
+        self._wanted.acquire()
+        if self._is_ending.is_set():
+            raise _Ended
+        self._reports.put(report)
+
+
+class _Ended(Exception):  # noqa: N818 (it is no error)
+    """Nobody wants reports any more."""
+
+
+def _lent() -> LentPlaces:
+    """The places of this trial's workers, on Tune's Ray."""
+    context = ray.get_runtime_context()
+    group = ray.util.get_current_placement_group()
+    assert group is not None, "Tune gives one to each trial"
+    return LentPlaces(
+        address=context.gcs_address,
+        placement_group=group.id.hex(),
+        runtime_env=context.runtime_env.to_dict(),
+    )
