@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,15 @@ class Sizes:
     """Of the folder."""
     reports: int = 6
     """Of each kind."""
+    trials: int = 8
+    """Of a search."""
+    trial_reports: int = 3
+    """Of each of its trials."""
     pause_s: float = 2.5
     """Before a report: Ray's controller polls each 2 s, and has consumed the one before."""
 
 
-SMALL = Sizes(1.4, 2, 0.1)
+SMALL = Sizes(1.4, 2, 2, 2, 0.1)
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,19 @@ STOCK = Contender("(a) stock", "peers/ray_reporting.py")
 SAME_POLL = Contender(f"(a') stock, polls each {POLL_S} s", STOCK.program, {POLL: str(POLL_S)})
 EVERTRAIN = Contender("(b) evertrain", "functions/evertrain.py")
 CONTENDERS = [STOCK, SAME_POLL, EVERTRAIN]
-KEYS = [f"{name}{suffix}" for name in (*RATIOS, DIFFERENCE) for suffix in ("", "_same_poll")]
+SEARCH = "a search, s"
+SEARCHES = {
+    "(a) stock": ("peers/tune_stock.py", False),
+    "(b) evertrain": ("functions/search.py", False),
+    "(c) bare functions of Tune's": ("peers/tune_stock.py", True),
+}
+"""Who searches: its program, and whether its trials are Tune's own functions."""
+SEARCH_RATIOS = {
+    "tune_vs_stock": ("(b) evertrain", "(a) stock"),
+    "tune_vs_bare": ("(b) evertrain", "(c) bare functions of Tune's"),
+}
+_RATIO_KEYS = [f"{name}{suffix}" for name in (*RATIOS, DIFFERENCE) for suffix in ("", "_same_poll")]
+KEYS = [*_RATIO_KEYS, *SEARCH_RATIOS]
 """The figures."""
 
 
@@ -86,6 +103,13 @@ def one_round(turns: list[Contender], scratch: Path, report: Report, sizes: Size
     report.add(IMPORTED, timed(lambda: run([sys.executable, "-c", "import torch"])))
     for contender in turns:
         turn(contender, scratch, report, sizes)
+    for name, (program, is_bare) in SEARCHES.items():
+        folder = tempfile.mkdtemp(dir=scratch)
+        told = {"storage": folder, "bare": is_bare}
+        told |= {"trials": sizes.trials, "reports": sizes.trial_reports}
+        searching = [sys.executable, str(ROOT / "benchmarks" / program), json.dumps(told)]
+        report.add(f"{name}: {SEARCH}", timed(partial(run, searching)))
+        shutil.rmtree(folder)
 
 
 def turn(contender: Contender, scratch: Path, report: Report, sizes: Sizes) -> None:
@@ -123,6 +147,9 @@ def figures(report: Report) -> None:
             report.figure(f"{name}{suffix}", ours / theirs)
         ours, theirs = (report.median(f"{one.name}: {BEGAN}") for one in (EVERTRAIN, peer))
         report.figure(f"{DIFFERENCE}{suffix}", ours - theirs)
+    for name, pair in SEARCH_RATIOS.items():
+        ours, theirs = (report.median(f"{one}: {SEARCH}") for one in pair)
+        report.figure(name, ours / theirs)
 
 
 def main() -> None:

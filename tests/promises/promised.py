@@ -323,11 +323,19 @@ PROMISES: dict[str, dict[str, str]] = {
         "on-report": "`fit` calls a function with each validation of a workload and each report of "
         "a training function, once and in order, also where a process dies; an error of that "
         "function ends the training, which is saved.",
+        "search-page": "The search of that page is that of a file, which is run.",
         "tune-trials": "A trial of a search by Ray Tune is a run on Tune's own Ray, in the places "
         "that Tune has reserved; each validation or report reaches Tune, with a checkpoint that "
         "names the run's; a wrong parameter ends its trial alone.",
+        "tune-functions": "So is a trial of a training function, whose workers Ray Train starts in "
+        "those places; its reports reach Tune with the folders that it reports, and without.",
         "tune-stopped": "A trial that the scheduler ends is saved, and its run is shown as stopped "
         "by the scheduler.",
+        "tune-restored": "A trial whose process dies, that was paused, or whose search is "
+        "restored, goes on with the run that it was at.",
+        "tune-shown": "MLflow has a run for the search, in which its trials are nested, and `runs "
+        "list` has one line for it.",
+        "tune-best": "One call has the best trial go on as a pipeline, with gate and inference.",
         "tune-pbt": "A trial that goes on with another one's weights begins with the bits of that "
         "run's verified checkpoint, and its optimizer's moments; run.json has both digests.",
     },

@@ -9,6 +9,7 @@ Both functions raise StorageError where the storage does not answer.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 from train_core.champion.of_run import (
@@ -60,6 +61,10 @@ class RunSummary(Result):
     """The first digits of the training split's digest."""
     gate: str = ""
     """The version and what became of it, as `2 became champion`; empty: the gate was not asked."""
+    search: str = ""
+    """The search of whose trials it is one."""
+    order: str = ""
+    """Whether a higher or a lower value of the metric is better: `max` or `min`."""
     state: str
     """`running`, `waiting` (for a person's answer about its version), `answered` (the stages after
     that are left), `finished`, `failed` (by an error), `interrupted` (it was stopped or killed),
@@ -83,6 +88,37 @@ def list_runs(storage: str) -> list[RunSummary]:
     logs: Logs = {}
     found = read_runs(storage, lambda folder: _listed(folder, logs), _with_fault)
     return sorted(found, key=lambda one: one.created)
+
+
+def folded(runs: list[RunSummary]) -> list[RunSummary]:
+    """The runs, those of each search as one, which has the best of their metrics."""
+    searches: dict[str, list[RunSummary]] = {}
+    for one in runs:
+        if one.search:
+            searches.setdefault(one.search, []).append(one)
+    found: list[RunSummary] = []
+    for one in runs:
+        if not one.search:
+            found.append(one)
+        elif trials := searches.pop(one.search, None):
+            found.append(_as_one(trials))
+    return found
+
+
+def _as_one(trials: list[RunSummary]) -> RunSummary:
+    measured = [one.best for one in trials if one.best is not None]
+    best = min if trials[0].order == "min" else max
+    states = Counter(one.state for one in trials)
+    count = f"{len(trials)} run{'s' if len(trials) > 1 else ''}"
+    return trials[0].model_copy(
+        update={
+            "run": trials[0].search,
+            "step": max(one.step for one in trials),
+            "best": best(measured, default=None),
+            "gate": "",
+            "state": f"{count}: {', '.join(f'{n} {state}' for state, n in states.items())}",
+        }
+    )
 
 
 def run_status(run: Run | RunFolder) -> RunStatus:
@@ -135,6 +171,8 @@ def _summary(
         samples=samples if type(samples) is int else None,
         data=digest[:_DIGEST_SHOWN] if isinstance(digest, str) and digest else None,
         gate=gate,
+        **({"search": record.search.search} if record.search else {}),
+        order=record.config.order,
         state=_state(folder, record, report, scanned, holder, end, question, fault),
     )
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import ray
 from ray.train import Checkpoint
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.exceptions import RayTrainError, WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.context import get_train_context
@@ -26,8 +27,13 @@ from ray.train.v2._internal.execution.train_fn_utils import (
     DistributedTrainFnUtils,
     set_train_fn_utils,
 )
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import (
+    DefaultPlacementGroupHandle,
+)
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2.api.report_config import CheckpointConsistencyMode, CheckpointUploadMode
 from ray.train.v2.api.reported_checkpoint import ReportedCheckpoint, ReportedCheckpointStatus
+from ray.util.placement_group import PlacementGroup
 
 from train_core.errors import CheckpointError
 from train_core.functions.init_folder import reported_at
@@ -54,10 +60,12 @@ from train_core.text.log_lines import set_up_own_logging
 
 __all__ = [
     "EndWithDriver",
+    "PlaceWorkers",
     "PrepareProcesses",
     "RayTrainError",
     "WorkerCalls",
     "failure_of_worker",
+    "keep_lent_places",
     "resources_of",
     "with_intercepted_calls",
 ]
@@ -279,6 +287,40 @@ class EndWithDriver(ControllerCallback):
             ReportChannel(self._own, self._timing).wait_for(ABORT)
         finally:
             os._exit(1)
+
+
+class PlaceWorkers(ControllerCallback):
+    """Has Ray's controller start the workers in places that are reserved already.
+
+    By itself it reserves places of its own, for which a trial of a search would wait for ever: what
+    there is, the trial has. The places are not given back at the end.
+    """
+
+    def __init__(self, placement_group: str) -> None:
+        self._placement_group = placement_group
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """From here on, in the controller's own process."""
+        key = ray.PlacementGroupID(bytes.fromhex(self._placement_group))
+        handle = _LentPlaces(PlacementGroup(key))
+        WorkerGroup._create_placement_group = (  # type: ignore[method-assign]  # noqa: SLF001
+            lambda *_: handle
+        )
+
+
+class _LentPlaces(DefaultPlacementGroupHandle):
+    def shutdown(self) -> None:
+        """Keep them: who has reserved them gives them back."""
+
+
+def keep_lent_places(trainer: Any) -> None:
+    """Have a trainer remove no places that were lent to it, however it ends."""
+    made = trainer._create_default_callbacks  # noqa: SLF001
+
+    def without_cleaner() -> list[Any]:
+        return [one for one in made() if not isinstance(one, PlacementGroupCleanerCallback)]
+
+    trainer._create_default_callbacks = without_cleaner  # noqa: SLF001
 
 
 class PrepareProcesses(WorkerGroupCallback):

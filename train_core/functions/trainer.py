@@ -13,12 +13,15 @@ from ray.train.v2.api.config import FailureConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.torch.torch_trainer import TorchTrainer
 
+from train_core.cluster.lent import lent_places
 from train_core.config import TrainConfig
 from train_core.errors import WorkloadError, users_code
 from train_core.functions.ray_checkpoints import filesystem_of
 from train_core.functions.ray_private_hooks import (
     EndWithDriver,
+    PlaceWorkers,
     PrepareProcesses,
+    keep_lent_places,
     with_intercepted_calls,
 )
 from train_core.functions.task import FunctionTask
@@ -96,7 +99,7 @@ def needed_by(function: Callable[..., Any]) -> list[str]:
 
 def make_ready(trainer: DataParallelTrainer, task: FunctionTask) -> DataParallelTrainer:
     """The trainer, which reports into the run folder and makes one attempt."""
-    folder = task.folder
+    folder, lent = task.folder, lent_places()
     above, _, name = folder.store.path("").rstrip("/").rpartition("/")
     # Its class in Ray Train V2 is another one than its annotation says.
     run: Any = trainer.run_config
@@ -114,8 +117,11 @@ def make_ready(trainer: DataParallelTrainer, task: FunctionTask) -> DataParallel
             *(run.callbacks or []),
             EndWithDriver(task),
             PrepareProcesses(task),
+            *([PlaceWorkers(lent.placement_group)] if lent else []),
         ],
     )
+    if lent:
+        keep_lent_places(trainer)
     trainer.train_run_context = replace(trainer.train_run_context, run_config=ready)
     task = replace(task, has_validation=trainer.validation_config is not None)
     # The driver calls the validation function, which outlives the attempt.

@@ -71,6 +71,7 @@ def tracked_run(folder: RunFolder, record: RunRecord, job_url: str = "") -> Trac
         workload=record.config.workload,
         commit=record.code.get("commit", ""),
         job_url=job_url,
+        search=record.search.search if record.search else "",
     )
 
 

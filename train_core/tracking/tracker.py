@@ -43,6 +43,8 @@ class TrackedRun:
     """Of the workload's code."""
     job_url: str = ""
     """The page of the job that drives the run."""
+    search: str = ""
+    """The search of whose trials it is one; empty: of none."""
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,12 @@ from train_core.storage.run_checks import check_no_link
 class ListCommand(InStorage):
     """List the runs of a storage."""
 
+    trials: bool = Field(default=False, description="List each trial of a search.")
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
 
     def cli_cmd(self) -> None:
         """Print the runs."""
-        print_runs(absolute(self.storage), as_json=self.as_json)
+        print_runs(absolute(self.storage), as_json=self.as_json, has_trials=self.trials)
 
 
 class StatusCommand(InStorage):

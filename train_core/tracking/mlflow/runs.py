@@ -18,6 +18,7 @@ from mlflow.utils import mlflow_tags
 from train_core.text.shown_text import without_secrets
 from train_core.tracking.mlflow.existing_runs import ID_TAG, STAGE_TAG
 from train_core.tracking.mlflow.passing_client import passing_client
+from train_core.tracking.mlflow.search_runs import search_tags
 from train_core.tracking.mlflow.send_metrics import (
     MAX_METRICS,
     ModelLink,
@@ -81,6 +82,10 @@ class MlflowRuns:
         if status in ("RUNNING", "SCHEDULED"):
             self.client.update_run(self.run_id(stage), status)
         else:
+            if stage == "pipeline" and self.run.search:
+                # By now all trials that began at once agree on one.
+                found = search_tags(self.client, self.experiment_id, self.run.search)
+                self.set_tags(stage, found)
             self.client.set_terminated(self.run_id(stage), status)
         self._statuses[stage] = status
 
@@ -147,6 +152,8 @@ class MlflowRuns:
         if stage == "pipeline":
             name = self.run.name
             tags[_NAMES] = _ESCAPED
+            if self.run.search:
+                tags |= search_tags(self.client, self.experiment_id, self.run.search)
         else:
             name = stage
             tags[mlflow_tags.MLFLOW_PARENT_RUN_ID] = self.run_id("pipeline")

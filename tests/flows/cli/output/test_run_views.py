@@ -18,8 +18,10 @@ from tests.champion.samples import (
 from tests.rank.alone import create
 from tests.storage.samples import manifest
 from train_core import TrainConfig
-from train_core.client.run_summaries import list_runs, run_status
+from train_core.client.run_summaries import folded, list_runs, run_status
 from train_core.policy.champion.gate_decision import Outcome
+from train_core.requests import SearchTrial
+from train_core.storage.coordination.stop_request import SCHEDULER, ask_to_stop
 from train_core.storage.objects.store import Store
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
@@ -179,3 +181,37 @@ def test_a_run_that_cannot_be_read_is_listed_as_such_and_hides_no_other(
     for name, message in (("torn", RUN_JSON), ("damaged", REPORT_JSON), ("newer", "has format 9")):
         assert states[name].startswith("cannot be read: ")
         assert message in states[name]
+
+
+@pytest.mark.promise("tune-shown")
+def test_the_trials_of_a_search_are_one_line_of_the_list(
+    storage_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (1, 2):
+        folder = trained(storage_url, f"lr-{number}")
+        trial = SearchTrial(search="lr", trial=str(number))
+        record = folder.record().model_copy(update={"search": trial})
+        folder.store.write(RUN_JSON, record.model_dump_json().encode())
+    trained(storage_url, "nightly")
+    (lr, nightly) = folded(list_runs(storage_url))
+    assert (lr.run, lr.best, nightly.run) == ("lr", 0.5, "nightly")
+    assert lr.state == "2 runs: 2 finished"
+    assert main(["runs", "list", "--storage", storage_url]) == 0
+    shown = capsys.readouterr().out
+    assert "lr-1" not in shown
+    assert main(["runs", "list", "--storage", storage_url, "--trials"]) == 0
+    assert "lr-1" in capsys.readouterr().out
+    assert main(["runs", "list", "--storage", storage_url, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [one.get("search") for one in rows] == ["lr", "lr", None]
+
+
+@pytest.mark.promise("tune-stopped")
+def test_a_run_that_the_scheduler_has_ended_is_listed_so(storage_url: str) -> None:
+    folder = RunFolder(storage_url, "trial")
+    create(folder, TrainConfig())
+    held = begin_attempt(folder)
+    ask_to_stop(folder.store, held.attempt, "Ray Tune ends the trial", SCHEDULER)
+    held.end = "KILLED"
+    held.release()
+    assert run_status(folder).state == "stopped by the scheduler"
