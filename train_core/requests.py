@@ -81,6 +81,8 @@ class LentPlaces(Result):
     """Of its head."""
     placement_group: str
     """The group's id, as hexadecimal digits: each of its bundles is a worker's place."""
+    places: list[dict[str, float]] = []
+    """What each of them has."""
     runtime_env: dict[str, Any] = {}
     """Of the job that has reserved it."""
 

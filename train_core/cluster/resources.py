@@ -29,9 +29,8 @@ def check_resources(
     them, would wait for one for ever. The check of a cluster is retried for `retry_for_s`, as
     nodes may still be joining it.
     """
-    if lent_places():
-        # Somebody has reserved them.
-        return None
+    if lent := lent_places():
+        return _check_lent(config, lent.places)
     if config.ray_address == LOCAL:
         return _compare(config, "this machine", [_of_this_machine()], reads_by_ray)
     import ray
@@ -46,6 +45,21 @@ def check_resources(
                 raise
             _log.warning("waiting for nodes: %s", error)
         time.sleep(timing.nodes_poll_s)
+
+
+def _check_lent(config: TrainConfig, places: list[dict[str, float]]) -> None:
+    """Raise ResourceError if somebody has reserved other places than the workers need."""
+    wanted = resources_of_worker(config)
+    are_enough = all(
+        place.get(name, 0) >= amount for place in places for name, amount in wanted.items()
+    )
+    if len(places) != config.num_workers or not are_enough:
+        each = " and ".join(f"{amount:g} {name}" for name, amount in wanted.items())
+        raise ResourceError(
+            f"{config.num_workers} workers of {each} each are asked for, and the trial has "
+            f"reserved {len(places)} places: give trainable() the num_workers, cpus_per_worker and "
+            "gpus_per_worker that the trainer has"
+        )
 
 
 def fits_here(config: TrainConfig) -> bool:

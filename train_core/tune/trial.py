@@ -94,10 +94,8 @@ class Trial(Trainable):
         self._reference = TuneCheckpoint.read(checkpoint)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Become another trial in the same process, as with `reuse_actors`."""
-        self._end()
-        self._reference = None
-        return True
+        """Refuse `reuse_actors`: Tune would end no trial before its process is used again."""
+        return False
 
     def cleanup(self) -> None:
         """End the training, which is saved: Tune has stopped it, if it had not come to its end."""
@@ -255,5 +253,6 @@ def _lent() -> LentPlaces:
     return LentPlaces(
         address=context.gcs_address,
         placement_group=group.id.hex(),
+        places=group.bundle_specs,
         runtime_env=context.runtime_env.to_dict(),
     )

@@ -45,9 +45,14 @@ class Ranks:
         self.reporters = [Reporter(self.task, rank, world_size) for rank in range(world_size)]
 
     def report(
-        self, folders: list[Path | None], metrics: dict[str, Any] | None = None, **more: Any
+        self,
+        folders: list[Path | None],
+        metrics: dict[str, Any] | None = None,
+        *,
+        wait_s: float = 30,
+        **more: Any,
     ) -> list[Settled]:
-        """One report of all ranks."""
+        """One report of all ranks, which is waited for so long."""
         self.number += 1
 
         def of(rank: int, folder: Path | None) -> Report:
@@ -58,7 +63,7 @@ class Ranks:
             reporter.report(of(rank, folder))
             for rank, (reporter, folder) in enumerate(zip(self.reporters, folders, strict=True))
         ]
-        return [future.result(30) for future in futures]
+        return [future.result(wait_s) for future in futures]
 
     def end(self) -> None:
         with ThreadPoolExecutor(len(self.reporters)) as pool:

@@ -69,8 +69,13 @@ def test_a_trial_whose_process_is_killed_goes_on_with_its_run(
 def test_a_search_that_died_is_restored_and_its_trials_go_on(
     search: Callable[..., Any], tmp_path: Path
 ) -> None:
+    marker = tmp_path / "died"
+
     def die(_: dict[str, Any]) -> None:
-        raise RuntimeError("the search dies")
+        # What is restored has this callback, too.
+        if not marker.exists():
+            marker.touch()
+            raise RuntimeError("the search dies")
 
     space = {"settings.score": tune.grid_search([1, 2, 3])}
     with pytest.raises(TuneError, match="the search dies"):
