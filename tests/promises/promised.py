@@ -466,8 +466,8 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "ray-dies": "A driver whose local Ray dies logs that and ends, so that the retry starts a "
         "new Ray.",
         "sigterm-of-a-function": "Where a worker of a training function gets SIGTERM, the report "
-        "under way is finished, within `grace_s`, and another attempt goes on from it; a function that does not "
-        "report in this time goes on from its newest checkpoint.",
+        "under way is finished, within `grace_s`, and another attempt goes on from it; a function "
+        "that does not report in this time goes on from its newest checkpoint.",
         "slots-freed": "`evertrain slots --free` frees what no living flow run holds, and nothing "
         "of a flow run that lives or may live.",
         "slots-return": "If Prefect's server, its worker or both die while a flow run of a "
