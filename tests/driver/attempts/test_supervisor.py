@@ -180,46 +180,47 @@ def test_processes_that_wait_wait_for_one_request_only(
     assert lease.is_over(folder.store, 1)
 
 
-class CommitsOfTomorrow(LosesAttempts):
-    """Its first attempt leaves a commit that a newer evertrain has written."""
+class WaitsBetween(LosesAttempts):
+    """Its processes wait for a second attempt, which fails by what happens after the first one."""
+
+    def __init__(self, lost_at: int, happens: Callable[[Attempt], object]) -> None:
+        super().__init__(lost_at)
+        self.happens = happens
+        self.failed: BaseException | None = None
 
     def run(self, attempt: Attempt) -> AttemptOutcome:
         if attempt.number == 2:
             self.attempts.append(attempt.number)
-            assert isinstance(attempt.earlier.exception(60), ConfigError)
-            return replace(LOST, has_survivors=True, kept_step=6)
-        outcome = super().run(attempt)
-        commit_newer(attempt.folder, 6)
-        return replace(outcome, has_survivors=True, kept_step=5)
-
-
-def test_an_attempt_after_others_that_cannot_be_read_ends_with_that_error(
-    supervised: Supervisor,
-) -> None:
-    launcher = CommitsOfTomorrow(4)
-    with pytest.raises(ConfigError, match="has format 2"):
-        supervised.train(TrainConfig(**ASKED), launcher)
-    assert launcher.attempts == [1, 2]
-
-
-class StoppedBetween(LosesAttempts):
-    """As its first attempt has ended, somebody asks it to stop; processes wait."""
-
-    def run(self, attempt: Attempt) -> AttemptOutcome:
-        if attempt.number == 2:
-            self.attempts.append(attempt.number)
-            assert isinstance(attempt.earlier.exception(60), StoppedError)
+            self.failed = attempt.earlier.exception(60)
             return replace(LOST, has_survivors=True, kept_step=5)
         outcome = super().run(attempt)
-        ask_to_stop(attempt.folder.store, 1, "somebody elsewhere")
+        self.happens(attempt)
         return replace(outcome, has_survivors=True, kept_step=5)
 
 
-def test_a_request_between_two_attempts_ends_the_second_one(supervised: Supervisor) -> None:
-    launcher = StoppedBetween(4)
-    with pytest.raises(StoppedError, match="saved up to step 4"):
+@pytest.mark.parametrize(
+    ("happens", "error", "words"),
+    [
+        (lambda attempt: commit_newer(attempt.folder, 6), ConfigError, "has format 2"),
+        (
+            lambda attempt: ask_to_stop(attempt.folder.store, 1, "somebody elsewhere"),
+            StoppedError,
+            "saved up to step 4",
+        ),
+    ],
+    ids=["a newer evertrain commits", "somebody asks to stop"],
+)
+def test_what_happens_between_two_attempts_ends_the_second_one(
+    supervised: Supervisor,
+    happens: Callable[[Attempt], object],
+    error: type[Exception],
+    words: str,
+) -> None:
+    launcher = WaitsBetween(4, happens)
+    with pytest.raises(error, match=words):
         supervised.train(TrainConfig(**ASKED), launcher)
     assert launcher.attempts == [1, 2]
+    assert isinstance(launcher.failed, error)
 
 
 class LeavesFiles(LosesAttempts):
