@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import psutil
@@ -58,10 +58,8 @@ def started(with_a_worker: Slots) -> Iterator[Callable[[type[Slots]], Slots]]:
     found: list[Slots] = []
 
     def start(kind: type[Slots]) -> Slots:
-        one = with_a_worker
-        found.append(
-            kind(one.layout, one.requested_at, one.workers, one._reservation, one._preload)
-        )
+        own = {field.name: getattr(with_a_worker, field.name) for field in fields(Slots)}
+        found.append(kind(**own | {"spares": []}))
         return found[-1]
 
     yield start

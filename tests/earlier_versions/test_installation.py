@@ -133,7 +133,7 @@ def test_all_runs_are_listed(place: Installation) -> None:
         "wednesday": ("Digits", 60),
         "thursday": ("Digits", 60),
         "half": ("Nightly", 49),
-        "counted": ("count", 3),
+        "counted": ("nightly:count", 3),
     }
     for run in ("monday", "tuesday", "wednesday"):
         assert runs[run].state == "finished"

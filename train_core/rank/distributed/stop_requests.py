@@ -36,7 +36,8 @@ LOST = "lost"
 """The key of why the attempt is lost."""
 _LEAVING = "leaving"
 """The first part of a key, before a rank's number: that rank's process got SIGTERM."""
-_CONNECT_TIMEOUT = timedelta(seconds=10)
+_CONNECT_TIMEOUT = timedelta(seconds=3)
+"""It is tried again at the next poll, and nobody waits for it once the driver is gone."""
 _log = logging.getLogger(__name__)
 
 StopSource = Callable[[], StopRequest | None]
