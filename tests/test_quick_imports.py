@@ -39,6 +39,21 @@ for name in train_core.__all__:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_a_trial_of_a_search_loads_ray_and_no_torch() -> None:
+    code = """
+import sys
+from train_core import tune
+assert tune.TuneCheckpoint
+assert not {"torch", "ray", "mlflow"} & set(sys.modules)
+assert tune.trainable
+assert not {"torch", "mlflow"} & set(sys.modules)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_commands_flows_and_tasks_load_torch_late_or_not_at_all() -> None:
     code = """
 import sys

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from train_core import list_runs
@@ -61,6 +62,25 @@ def test_a_trial_whose_process_is_killed_goes_on_with_its_run(
     newest = folder.newest()
     assert newest is not None
     assert newest.step == 20
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.promise("tune-restored")
+def test_the_death_of_a_worker_is_no_failure_of_its_trial(
+    search: Callable[..., Any], runs: Callable[[], dict[str, RunFolder]]
+) -> None:
+    def kill_worker(_: dict[str, Any]) -> None:
+        names = {one: one.cmdline() for one in psutil.Process().children(recursive=True)}
+        first = min(one.pid for one, name in names.items() if "TrainWorker" in " ".join(name))
+        os.kill(first, signal.SIGKILL)
+
+    strike = Strike(kill_worker)
+    (result,) = search({}, run_config={"callbacks": [strike]}, epochs=5, num_workers=2)
+    assert strike.has_struck
+    assert result.error is None
+    assert list(result.metrics_dataframe["evertrain/step"]) == [4, 8, 12, 16, 20]
+    (folder,) = runs().values()
+    assert lease.newest_attempt(folder.store) == 2
 
 
 @pytest.mark.slow

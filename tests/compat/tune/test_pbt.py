@@ -75,3 +75,40 @@ def test_a_trial_goes_on_with_anothers_weights_and_moments_bit_for_bit(
         assert named.checkpoint().uri.startswith(result.metrics["evertrain/run"])
         with result.checkpoint.as_directory() as folder:
             assert load_file(f"{folder}/model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.promise("tune-pbt")
+def test_a_functions_trial_goes_on_with_anothers_folder(
+    search: Callable[..., Any], runs: Callable[[], dict[str, RunFolder]]
+) -> None:
+    from ray import tune
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        hyperparam_mutations={"train_loop_config.rate": [0.5]},
+        quantile_fraction=0.5,
+        synch=True,
+    )
+    results = search(
+        {"train_loop_config.score": tune.grid_search([1, 2]), "train_loop_config.rate": 0.1},
+        tune_config={"scheduler": scheduler, "metric": "score", "mode": "max"},
+        train_fn="tests.compat.functions.searched:counts",
+    )
+    assert not results.errors
+    assert [one.metrics["count"] for one in results] == [4, 4]
+    copied = [one for one in runs().values() if one.record().search.generation > 1]
+    assert copied
+    for folder in copied:
+        record = folder.record()
+        donor, commit = find_checkpoint(record.origin.uri, "")
+        assert record.origin.digest == commit.digest == record.search.begins_with
+        first = folder.checkpoints()[0]
+        # The folder of the other one, and a rate of its own.
+        assert first.metrics["count"] == commit.metrics["count"] + 1
+        with Checkpoint.in_run(folder, first).as_directory() as path:
+            assert (path / "rate.txt").read_text() == "0.5"
+        assert donor.name != folder.name
