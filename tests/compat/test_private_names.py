@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from pathlib import Path
 
+import pytest
 import ray
 from ray._private.node import Node
 from ray.train import ValidationConfig, ValidationTaskConfig
@@ -13,7 +14,11 @@ from ray.train.v2._internal import constants
 from ray.train.v2._internal.exceptions import RayTrainError
 from ray.train.v2._internal.execution import context, storage, train_fn_utils
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
-from ray.train.v2._internal.execution.worker_group import Worker, WorkerGroup
+from ray.train.v2._internal.execution.worker_group import (
+    DefaultPlacementGroupHandle,
+    Worker,
+    WorkerGroup,
+)
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import TrainingFailedError
@@ -129,3 +134,35 @@ def test_workers_are_not_told_to_look_into_the_current_directory() -> None:
     config = _job_config()
     config._py_driver_sys_path.extend(["/where/the/driver/is"])
     assert list(config._get_proto_job_config().py_driver_sys_path) == []
+
+
+def test_workers_can_be_placed_where_tune_has_reserved() -> None:
+    assert parameters(WorkerGroup._create_placement_group) == [
+        "self",
+        "scaling_config",
+        "worker_group_context",
+    ]
+    assert parameters(DefaultPlacementGroupHandle.__init__) == ["self", "pg"]
+    assert parameters(DefaultPlacementGroupHandle.shutdown) == ["self"]
+    assert parameters(DataParallelTrainer._create_default_callbacks) == ["self"]
+    assert "PlacementGroupCleanerCallback()" in inspect.getsource(
+        DataParallelTrainer._create_default_callbacks
+    )
+    # The worker of rank N in the bundle of that number.
+    source = inspect.getsource(WorkerGroup._create_workers)
+    assert "placement_group_bundle_index=i" in source
+    assert constants.ENABLE_PREEMPTION_WATCHER_ENV_VAR == "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
+
+
+def test_tune_takes_a_trial_as_it_gives_itself() -> None:
+    pytest.importorskip("ray.tune")
+    from ray.tune import PlacementGroupFactory, Trainable
+    from ray.tune.result import DONE, RESULT_DUPLICATE, SHOULD_CHECKPOINT
+
+    found = (DONE, RESULT_DUPLICATE, SHOULD_CHECKPOINT)
+    assert found == ("done", "__duplicate__", "should_checkpoint")
+    # The trial's own process reserves nothing, and the first bundle is the first worker's.
+    factory = PlacementGroupFactory([{}, {"CPU": 1}, {"CPU": 1}])
+    assert factory.head_bundle_is_empty
+    assert factory.bundles == [{"CPU": 1}, {"CPU": 1}]
+    assert "self.cleanup()" in inspect.getsource(Trainable.stop)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from train_core.cluster.lent import lent_places
 from train_core.cluster.runtime import RaySettings
 from train_core.config import TrainConfig
 from train_core.driver.runner import Runner
@@ -43,9 +44,16 @@ class FunctionRunner(Runner):
         return launcher.uncovered(after) if launcher else ()
 
     def ray_settings(self, timing: Timing) -> RaySettings:
-        """How often Ray Train polls its workers; all else is as Ray does it by itself."""
+        """How often Ray Train polls its workers; all else is as Ray does it by itself.
+
+        In a trial of a search no process of Ray's looks for nodes that will go: each trial would
+        have one, and what becomes of the trial then is Tune's matter.
+        """
         interval_s = str(timing.functions.controller_poll_s)
-        return RaySettings(environment={"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": interval_s})
+        environment = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": interval_s}
+        if lent_places():
+            environment["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
+        return RaySettings(environment=environment)
 
     def check(self, folder: RunFolder, request: DriverRequest, ray: RaySession) -> Checked:
         """Check the function, what its trainer says, and the request."""

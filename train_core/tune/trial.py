@@ -26,7 +26,6 @@ from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, LentPlaces
 from train_core.results import Reported
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.stop_request import SCHEDULER, ask_to_stop
-from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_folder import RunFolder
 from train_core.tune.generations import Generation, choose
 from train_core.tune.parameters import of_trial, places_of
@@ -74,8 +73,8 @@ class Trial(Trainable):
             name: math.nan if value is None else value for name, value in report.metrics.items()
         }
         return {
-            # What follows it is known: Tune need not ask for another report.
-            DONE: self._training.is_last(report),
+            # Where it is known to be the last, Tune need not ask for another one.
+            DONE: self._training.has_last,
             **metrics,
             STEP: report.step + found.search.steps_before,
             RUN: self._training.folder.url,
@@ -136,8 +135,8 @@ class TrialTraining:
         self._request = request
         self._log = log
         self._driver: Driver | None = None
-        self._has_last = False
-        """Whether the last report was given: the training ends by itself."""
+        self.has_last = False
+        """Whether the last report of a workload was given: its training ends by itself."""
         self._is_ending = threading.Event()
         self._reports: SimpleQueue[Reported | BaseException | None] = SimpleQueue()
         self._wanted = threading.Semaphore(0)
@@ -153,40 +152,31 @@ class TrialTraining:
         return found
 
     def reference(self, report: Reported, trial: str) -> TuneCheckpoint:
-        """What names the checkpoint of a report; it may have none."""
+        """What names the checkpoint of a report that was given; it may have none."""
         search = self.generation.search
         found = TuneCheckpoint(run=self.folder.url, trial=trial, step=report.step)
-        name = CheckpointName.parse(report.checkpoint.name) if report.checkpoint else None
-        if name is None:
+        if report.checkpoint is None:
             return found
         try:
-            commit = self.folder.checkpoint(name)
+            commit = self.folder.find(report.checkpoint.name)
         except FileNotFoundError:
             # The run's own retention, by the parameters of the search.
             return found
+        # A function may report again after any folder.
+        is_function = commit.manifest.reported is not None
+        self.has_last = commit.manifest.is_last and not is_function
         return found.model_copy(
             update={
-                "name": str(name),
+                "name": str(commit.name),
                 "digest": commit.digest,
                 "epochs": search.epochs_before + commit.manifest.epoch,
                 "steps": search.steps_before + commit.step,
             }
         )
 
-    def is_last(self, report: Reported) -> bool:
-        """Whether a workload's training ends with the report, by itself."""
-        name = CheckpointName.parse(report.checkpoint.name) if report.checkpoint else None
-        if name is None or not self._request.config.trainable.uses_pool:
-            return False
-        try:
-            self._has_last = self.folder.checkpoint(name).manifest.is_last
-        except FileNotFoundError:
-            return False
-        return self._has_last
-
     def end(self) -> None:
         """End a training that still runs: it is stopped by the scheduler, and saved."""
-        if not self._has_last:
+        if not self.has_last:
             self._is_ending.set()
         self._wanted.release()
         if (
