@@ -101,14 +101,20 @@ def test_a_functions_trial_goes_on_with_anothers_folder(
     assert not results.errors
     assert [one.metrics["count"] for one in results] == [4, 4]
     copied = [one for one in runs().values() if one.record().search.generation > 1]
-    assert copied
+    has_counted = 0
     for folder in copied:
         record = folder.record()
         donor, commit = find_checkpoint(record.origin.uri, "")
         assert record.origin.digest == commit.digest == record.search.begins_with
         first = folder.checkpoints()[0]
+        if commit.metrics["count"] == 4:
+            # Tune does not know yet that the trial has come to its end: nothing was left.
+            assert first.manifest.is_function_end
+            continue
+        has_counted += 1
         # The folder of the other one, and a rate of its own.
         assert first.metrics["count"] == commit.metrics["count"] + 1
         with Checkpoint.in_run(folder, first).as_directory() as path:
             assert (path / "rate.txt").read_text() == "0.5"
         assert donor.name != folder.name
+    assert has_counted
