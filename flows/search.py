@@ -54,7 +54,11 @@ def retrain_best(
             )
         folder = _best_of(search, absolute(storage) if storage else default_storage())
     else:
-        best = search.get_best_result(metric, mode)
+        try:
+            best = search.get_best_result(metric, mode)
+        except RuntimeError as error:
+            # As Tune says it where no trial has a value.
+            raise ConfigError(f"the search has no best trial: {error}") from error
         if _RUN not in (best.metrics or {}):
             raise ConfigError(
                 f"the best trial has no {_RUN} among its results: it is none of "

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.grown import commit, create, grow
 from train_core import TrainConfig, fit
+from train_core.fitting import reported_before
+from train_core.requests import DriverRequest
 from train_core.results import Reported
+from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import RunFolder
 
 
@@ -67,3 +71,15 @@ def test_reports_without_a_folder_are_told_while_the_function_runs(tmp_path: Pat
     # It failed once after its third report, and made all of them again.
     assert [one.metrics["number"] for one in seen] == [1, 2, 3, 4]
     assert [one.checkpoint for one in seen] == [None] * 4
+
+
+@pytest.mark.promise("on-report")
+def test_a_validation_that_was_interrupted_is_told_when_it_is_repeated(tmp_path: Path) -> None:
+    folder = create(str(tmp_path))
+    request = DriverRequest(storage=str(tmp_path), run=folder.name, config=folder.record().config)
+    assert reported_before(request) == 0
+    validated = grow(folder, 2, 0.5)
+    trained = [Entry(step=step, time=float(step), metrics={"train/loss": 1.0}) for step in (3, 4)]
+    # It was stopped in the validation of step 4, and saved.
+    commit(folder, 4, trained, validated, {}, validated=False)
+    assert reported_before(request) == 2

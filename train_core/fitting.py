@@ -9,9 +9,11 @@ from train_core.client.run import Run, folder_of
 from train_core.client.runs import epochs_after
 from train_core.config import TrainConfig
 from train_core.errors import StageError
+from train_core.policy.metric_names import is_validation
 from train_core.requests import DriverRequest
 from train_core.results import Reported, TrainResult
 from train_core.stages import REPORTS, TRAIN
+from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 
 _WAIT_S = 20.0
@@ -81,7 +83,11 @@ def reported_before(request: DriverRequest) -> int:
     folder = RunFolder(request.storage, request.run)
     is_function = not request.config.trainable.uses_pool
     newest = folder.newest_reported() if is_function else folder.newest()
-    return newest.step if newest else 0
+    if newest is None or is_function:
+        return newest.step if newest else 0
+    # IMPORTANT: a checkpoint may have been saved before the validation of its step.
+    entries = read_segments(folder.store, newest.manifest.journal)
+    return max((one.step for one in entries if is_validation(one.metrics)), default=0)
 
 
 def extend_run(

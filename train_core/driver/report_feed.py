@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from train_core.errors import CheckpointError, StorageError
-from train_core.policy.metric_names import VALIDATION, is_of
+from train_core.policy.metric_names import is_validation
 from train_core.results import Reported
 from train_core.storage.objects.retry_policy import SHORT
-from train_core.storage.records.journal import Entry, read_good_segments
+from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.records.names import SegmentName
 from train_core.storage.run_folder import Commit, RunFolder
 
@@ -57,7 +57,8 @@ class ReportFeed:
     def after(self, step: int, wait_s: float) -> list[Reported]:
         """The reports after a step; who has all of them waits for the next, `wait_s` at most.
 
-        Raises StorageError if the storage does not answer, and the training is over.
+        Raises StorageError if the storage does not answer, and the training is over; and
+        CheckpointError if the journal is damaged.
         """
         deadline = time.monotonic() + wait_s
         while True:
@@ -67,7 +68,9 @@ class ReportFeed:
                 if found := self._found(step):
                     return found
             except (StorageError, CheckpointError) as error:
-                if self._is_over.is_set():
+                # A part of the journal may just have been merged into another one; one that is
+                # damaged stays so.
+                if self._is_over.is_set() or (is_last and isinstance(error, CheckpointError)):
                     raise
                 _log.debug("the reports cannot be read now: %s", error)
             if is_last:
@@ -89,7 +92,7 @@ class ReportFeed:
                 checkpoint=self._folder.summary(by_step[number]) if number in by_step else None,
             )
             for number, metrics in _by_step(entries).items()
-            if self._is_function or any(is_of(VALIDATION, name) for name in metrics)
+            if self._is_function or is_validation(metrics)
         ]
 
     def _covered(self, commit: Commit, after: int) -> Iterator[Entry]:
@@ -98,7 +101,7 @@ class ReportFeed:
             for one in commit.manifest.journal
             if (name := SegmentName.parse(one.name)) is None or name.last_step > after
         ]
-        found = read_good_segments(self._folder.store, segments, is_final=False)
+        found = read_segments(self._folder.store, segments)
         return (entry for entry in found if entry.step > after)
 
 

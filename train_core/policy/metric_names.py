@@ -5,7 +5,7 @@ Within the results of one split, as in an evaluation's manifest, a metric has it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -73,3 +73,8 @@ def short_names(split: str, metrics: Mapping[str, _Value]) -> dict[str, _Value]:
 def only(split: str, metrics: Mapping[str, _Value]) -> dict[str, _Value]:
     """Of metrics by their full names, those of the split."""
     return {name: value for name, value in metrics.items() if is_of(split, name)}
+
+
+def is_validation(metrics: Iterable[str]) -> bool:
+    """Whether a step with metrics of these names was validated."""
+    return any(is_of(VALIDATION, name) for name in metrics)

@@ -43,6 +43,7 @@ def fork_checkpoint(folder: RunFolder, checkpoint: Commit, name: str) -> RunFold
             "created_at": datetime.now(UTC).isoformat(),
             "forked_from": folder.store.uri(checkpoint.key),
             "flow_run": "",
+            "search": None,
         }
         try:
             documents = folder.files_of(record), folder.fitted_of(record)

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from train_core.config import TrainConfig
+from train_core.errors import ConfigError
 from train_core.requests import SearchTrial
 from train_core.storage.run_folder import RunFolder
 from train_core.tune.references import TuneCheckpoint
 
 _MOST_CHARS = 90
+_NOTHING = "nothing"
+"""What a run begins with whose trial was given a checkpoint of Tune's without weights."""
 _PREFIXED = re.compile(r"([0-9a-f]{4,8})_\d{5}")
 """The id of a trial whose search gives all of its trials one beginning."""
 
@@ -60,13 +63,20 @@ def choose(
 ) -> Generation:
     """The run that the trial is at with these parameters, from that checkpoint of Tune's.
 
-    Raises ConfigError if the checkpoint is deleted, and CheckpointError if it is another one.
+    Raises ConfigError if the checkpoint is deleted, or if another trial has none yet, and
+    CheckpointError if it is another one.
     """
+    if reference is not None and not reference.name and reference.trial != trial:
+        raise ConfigError(
+            f"trial {trial} is to go on as trial {reference.trial}, which has no checkpoint yet: "
+            "let a scheduler copy trials no sooner than they have one (perturbation_interval), or "
+            "report one with each report, or validate and save in the same epochs"
+        )
     digest = _digest(asked)
     known = _existing(storage, experiment, trial)
     for folder, search in reversed(known):
         is_own = reference is not None and reference.run == folder.url
-        is_begun_so = reference is None or search.begins_with == (reference.digest or "nothing")
+        is_begun_so = reference is None or search.begins_with == (reference.digest or _NOTHING)
         if search.asked == digest and (is_own or is_begun_so):
             record = folder.record()
             config = _continued(asked, search, record.config.init_from)
@@ -77,12 +87,12 @@ def choose(
         trial=trial,
         generation=len(known) + 1,
         asked=digest,
-        begins_with="" if reference is None else reference.digest or "nothing",
+        begins_with="" if reference is None else reference.digest or _NOTHING,
         epochs_before=reference.epochs if reference else 0,
         steps_before=reference.steps if reference else 0,
     )
     origin = reference.checkpoint().uri if reference and reference.name else ""
-    config = _continued(asked, search, origin or asked.init_from)
+    config = _continued(asked, search, origin)
     name = run_name(experiment, trial, search.generation)
     return Generation(name, config, search, after=0)
 
@@ -99,8 +109,8 @@ def _existing(storage: str, experiment: str, trial: str) -> list[tuple[RunFolder
 
 
 def _continued(asked: TrainConfig, search: SearchTrial, init_from: str) -> TrainConfig:
-    """The parameters of a run that begins with another one's weights: it trains what is left."""
-    if init_from in ("", asked.init_from):
+    """The parameters of a run that goes on with a trial's weights: it trains what is left."""
+    if search.begins_with in ("", _NOTHING):
         return asked
     changed: dict[str, Any] = {"init_from": init_from}
     if asked.has_effect("epochs"):

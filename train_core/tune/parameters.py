@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from train_core.config import TrainConfig
@@ -17,19 +17,17 @@ _NESTED = ("settings", "train_loop_config", "runtime_env")
 def of_trial(asked: Mapping[str, Any], trial: Mapping[str, Any]) -> TrainConfig:
     """The configuration of a trial's run.
 
-    A name with a dot, `settings.learning_rate`, is a part of an object; so is a part of a
-    dictionary. What Tune keeps of its checkpoints is not the run's matter, so the run keeps all of
-    its own, unless a parameter says otherwise: a trial that is paused, or copied, needs them. On
-    Tune's Ray a worker has the GPUs that are asked for, and none by default. Raises ConfigError for
-    the first parameter that is unknown or wrong.
+    A name with dots, `settings.learning_rate`, is a part of an object, at any depth; so is a part
+    of a dictionary. What Tune keeps of its checkpoints is not the run's matter, so the run keeps
+    all of its own, unless a parameter says otherwise: a trial that is paused, or copied, needs
+    them. On Tune's Ray a worker has the GPUs that are asked for, and none by default. Raises
+    ConfigError for the first parameter that is unknown or wrong.
     """
     found = dict(asked)
     for name, value in trial.items():
-        outer, dot, inner = name.partition(".")
-        if outer in _NESTED and (dot or isinstance(value, Mapping)):
-            before = object_of(found.get(outer) or {})
-            assert isinstance(before, dict), "parse_object gives one"
-            found[outer] = before | ({inner: value} if dot else dict(value))
+        outer, *inner = name.split(".")
+        if outer in _NESTED and (inner or isinstance(value, Mapping)):
+            found[outer] = _with(_object(outer, found.get(outer)), inner, value)
         else:
             found[name] = value
     found.setdefault("gpus_per_worker", 0)
@@ -54,6 +52,27 @@ def places_of(config: TrainConfig) -> list[dict[str, float]]:
     each = {"CPU": config.cpus_per_worker, "GPU": config.gpus_per_worker or 0}
     bundle = {name: amount for name, amount in each.items() if amount}
     return [{}, *([bundle] * config.num_workers)]
+
+
+def _object(name: str, value: object) -> dict[str, Any]:
+    """The parameter's value, which may be a text of JSON. Raises ConfigError."""
+    try:
+        found = object_of(value or {})
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{name} is a {type(found).__name__}: give an object of names and values")
+    return dict(found)
+
+
+def _with(before: object, path: Sequence[str], value: Any) -> Any:
+    """What was there with the value at the path; objects within objects are merged."""
+    if path:
+        value = {path[0]: _with({}, path[1:], value)}
+    if not isinstance(value, Mapping):
+        return value
+    changed = dict(before) if isinstance(before, Mapping) else {}
+    return changed | {name: _with(changed.get(name), [], one) for name, one in value.items()}
 
 
 def _plain(value: Any) -> Any:

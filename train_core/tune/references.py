@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 from train_core.client.checkpoint import Checkpoint
 from train_core.errors import CheckpointError, ConfigError
 from train_core.results import Result
-from train_core.storage.records.documents import parse_part
+from train_core.storage.records.documents import Count, parse_part
 from train_core.storage.records.names import MODEL_FILE, CheckpointName
 from train_core.storage.run_folder import RunFolder
 
@@ -37,15 +37,15 @@ class TuneCheckpoint(Result):
     """The address of the run folder."""
     trial: str
     """The trial whose run it is."""
-    step: int
-    """Of the report; 0: there was none."""
+    step: Count
+    """Of the newest report; 0: there was none."""
     name: str = ""
-    """The checkpoint's name; empty: the trial has reported none."""
+    """The name of the newest checkpoint up to there; empty: the trial has reported none."""
     digest: str = ""
     """BLAKE3 of the checkpoint's manifest."""
-    epochs: int = 0
+    epochs: Count = 0
     """All epochs behind the weights, also those in runs that they were taken from."""
-    steps: int = 0
+    steps: Count = 0
     """All optimizer steps behind them."""
 
     @classmethod
@@ -79,6 +79,16 @@ class TuneCheckpoint(Result):
                     shutil.copytree(files, place, dirs_exist_ok=True)
         # Last: a folder without it is none of ours.
         (place / FILE).write_text(self.model_dump_json(indent=1) + "\n")
+
+    def with_checkpoint_of(self, before: Self | None) -> Self:
+        """With the checkpoint of an earlier report of the run, where this one has none."""
+        if self.name or before is None or before.run != self.run:
+            return self
+        return before.model_copy(update={"step": self.step})
+
+    def without_checkpoint(self) -> Self:
+        """As of a trial that has reported none."""
+        return self.model_copy(update={"name": "", "digest": "", "epochs": 0, "steps": 0})
 
     def checkpoint(self) -> Checkpoint:
         """The checkpoint of the run folder.

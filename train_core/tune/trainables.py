@@ -9,6 +9,7 @@ from train_core.config import TrainConfig
 from train_core.errors import ConfigError
 from train_core.requests import DEFAULT_EXPERIMENT
 from train_core.storage.addresses import absolute
+from train_core.text.shown_text import without_secrets
 from train_core.tune.parameters import of_trial
 from train_core.tune.trial import Trial
 
@@ -30,8 +31,8 @@ def trainable(
     those that a trial draws, as `settings.learning_rate`, and may have any of them.
 
     The runs are in `storage`, which is EVERTRAIN_STORAGE or .evertrain/runs by default; with a
-    `tracking_uri`, they are mirrored to MLflow. Raises ConfigError for a parameter that is unknown
-    or wrong; one that a trial draws ends that trial.
+    `tracking_uri`, they are mirrored to MLflow. Raises ConfigError for a parameter that is unknown,
+    and for a storage with a password; a wrong value ends each trial that has it.
 
     >>> from ray import tune
     >>> from train_core.tune import trainable
@@ -47,6 +48,12 @@ def trainable(
             "trainable() has nothing to train: name a workload, as package.module:Name, or give "
             "train_fn or trainer"
         )
+    place = absolute(storage or os.environ.get("EVERTRAIN_STORAGE") or _HOME)
+    if without_secrets(place) != place:
+        raise ConfigError(
+            "storage: an address with a password would be among Tune's results: leave it out, and "
+            "give the storage's client its credentials in the environment"
+        )
     # What a trial adds may be needed: these are checked with it.
     unknown = sorted(parameters.keys() - TrainConfig.model_fields.keys())
     if unknown:
@@ -58,7 +65,7 @@ def trainable(
         {
             "__doc__": f"Trials of {asked[named[-1]]}.",
             "asked": asked,
-            "storage": absolute(storage or os.environ.get("EVERTRAIN_STORAGE") or _HOME),
+            "storage": place,
             "tracking_uri": tracking_uri,
             "experiment": experiment,
         },

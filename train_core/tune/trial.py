@@ -7,9 +7,13 @@ counted, twice.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
@@ -19,7 +23,7 @@ from ray.tune import PlacementGroupFactory, Trainable
 from ray.tune.result import DONE, RESULT_DUPLICATE, SHOULD_CHECKPOINT
 
 from train_core.client.driver_handle import Driver, end_status
-from train_core.errors import EvertrainError
+from train_core.errors import ConfigError, EvertrainError
 from train_core.fitting import train_and_follow
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DEFAULT_EXPERIMENT, DriverRequest, LentPlaces
@@ -27,6 +31,7 @@ from train_core.results import Reported
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.stop_request import SCHEDULER, ask_to_stop
 from train_core.storage.run_folder import RunFolder
+from train_core.text.shown_text import without_secrets
 from train_core.tune.generations import Generation, choose
 from train_core.tune.parameters import of_trial, places_of
 from train_core.tune.references import TuneCheckpoint
@@ -34,6 +39,9 @@ from train_core.tune.references import TuneCheckpoint
 STEP, RUN, CHECKPOINT = "evertrain/step", "evertrain/run", "evertrain/checkpoint"
 """What a result has beside the metrics: the optimizer steps, the run's address, a name in it."""
 _LOG = "evertrain.log"
+_SAVING_S, _POLL_S = 60.0, 0.2
+"""How long a process of the trial's before may take to end, beside `grace_s`; how often to look."""
+_log = logging.getLogger(__name__)
 
 
 class Trial(Trainable):
@@ -56,7 +64,9 @@ class Trial(Trainable):
         return PlacementGroupFactory(places_of(found), strategy=found.placement_strategy)
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Do nothing yet: Tune may give a checkpoint first."""
+        """Begin no training yet: Tune may give a checkpoint first."""
+        # A relative path in a parameter means what it means to the program that searches.
+        os.chdir(os.environ.get("TUNE_ORIG_WORKING_DIR", os.curdir))
         self._reference: TuneCheckpoint | None = None
         self._training: TrialTraining | None = None
 
@@ -68,24 +78,30 @@ class Trial(Trainable):
         if report is None:
             return {RESULT_DUPLICATE: True}
         found = self._training.generation
-        self._reference = self._training.reference(report, self.trial_id)
+        named = self._training.reference(report, self.trial_id)
+        self._reference = named.with_checkpoint_of(self._reference)
         metrics = {
             name: math.nan if value is None else value for name, value in report.metrics.items()
         }
         return {
+            **metrics,
             # Where it is known to be the last, Tune need not ask for another one.
             DONE: self._training.has_last,
-            **metrics,
             STEP: report.step + found.search.steps_before,
             RUN: self._training.folder.url,
-            CHECKPOINT: self._reference.name,
-            SHOULD_CHECKPOINT: bool(self._reference.name),
+            CHECKPOINT: named.name,
+            SHOULD_CHECKPOINT: bool(named.name),
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write what names the checkpoint of the last report, and its weights."""
+        """Write what names the newest checkpoint up to the last report, and its weights."""
         if self._reference is not None:
-            self._reference.write(checkpoint_dir)
+            try:
+                self._reference.write(checkpoint_dir)
+            except ConfigError as error:
+                # The run's own retention, by the parameters of the search: its metrics count.
+                _log.warning("a checkpoint of trial %s has no weights: %s", self.trial_id, error)
+                self._reference.without_checkpoint().write(checkpoint_dir)
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Go on from a checkpoint of this trial's, or of another one's."""
@@ -111,6 +127,7 @@ class Trial(Trainable):
             config=generation.config,
             tracking_uri=self.tracking_uri,
             experiment=self.experiment,
+            records_tracking_uri=without_secrets(self.tracking_uri) == self.tracking_uri,
             is_paced=True,
             search=generation.search,
             lent=_lent(),
@@ -133,8 +150,10 @@ class TrialTraining:
         self.generation = generation
         self.folder = RunFolder(request.storage, request.run)
         self._request = request
-        self._log = log
+        self._log = log.open("a", errors="replace")
         self._driver: Driver | None = None
+        self._closing = threading.Lock()
+        self._is_closed = False
         self.has_last = False
         """Whether the last report of a workload was given: its training ends by itself."""
         self._is_ending = threading.Event()
@@ -179,14 +198,18 @@ class TrialTraining:
         if not self.has_last:
             self._is_ending.set()
         self._wanted.release()
-        if (
-            self._is_ending.is_set()
-            and self._thread.is_alive()
-            and (driver := self._driver) is not None
-        ):
+        if self._is_ending.is_set() and self._driver is not None:
             self._note_who_stops()
-            driver.close(EndStatus.KILLED)
+            self._close_driver(EndStatus.KILLED)
         self._thread.join()
+        self._log.close()
+
+    def _close_driver(self, status: EndStatus) -> None:
+        """Close it with the status, if nobody has closed it with another one."""
+        with self._closing:
+            if self._driver is not None and not self._is_closed:
+                self._is_closed = True
+                self._driver.close(status)
 
     def _note_who_stops(self) -> None:
         try:
@@ -198,21 +221,20 @@ class TrialTraining:
 
     def _run(self) -> None:
         try:
-            with self._log.open("a", errors="replace") as log:
-                self._train(lambda line: print(line, file=log, flush=True))
+            self._train()
         except BaseException as error:  # noqa: BLE001 (Tune's call raises it)
             self._reports.put(error)
         else:
             self._reports.put(None)
 
-    def _train(self, on_log: Any) -> None:
-        driver = Driver.start(self._request, on_log)
-        self._driver = driver
-        kind: type[BaseException] | None = None
+    def _train(self) -> None:
+        self._wait_for_run()
+        self._driver = driver = Driver.start(self._request, self._write_to_log)
         if self._is_ending.is_set():
             # IMPORTANT: after the driver is set, which `end` may not have found.
-            driver.close(EndStatus.KILLED)
+            self._close_driver(EndStatus.KILLED)
             return
+        kind: type[BaseException] | None = None
         try:
             driver.prepared()
             train_and_follow(driver, self._take, after=self.generation.after)
@@ -220,8 +242,23 @@ class TrialTraining:
             kind = type(error)
             raise
         finally:
-            if not self._is_ending.is_set():
-                driver.close(end_status(kind))
+            self._close_driver(EndStatus.KILLED if self._is_ending.is_set() else end_status(kind))
+
+    def _wait_for_run(self) -> None:
+        """Wait while another process of this trial saves the run: Tune may begin it anew before."""
+        deadline = time.monotonic() + _SAVING_S + self._request.config.grace_s
+        while (
+            self.folder.exists()
+            and lease.holder_of(self.folder.store) is not None
+            and time.monotonic() < deadline
+            and not self._is_ending.wait(_POLL_S)
+        ):
+            """It is asked again."""
+
+    def _write_to_log(self, line: str) -> None:
+        # The training does not end because a disk is full.
+        with suppress(OSError, ValueError):
+            print(line, file=self._log, flush=True)
 
     def _take(self, report: Reported) -> None:
         """Wait until Tune wants the report, and give it."""

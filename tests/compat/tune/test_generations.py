@@ -99,6 +99,32 @@ def test_a_checkpoint_that_is_gone_or_another_is_refused(tmp_path: Path) -> None
         begin(tmp_path, "ab12c_00001", gone)
 
 
+@pytest.mark.promise("tune-pbt")
+def test_a_trial_is_not_copied_before_it_has_a_checkpoint(tmp_path: Path) -> None:
+    folder = train(tmp_path, begin(tmp_path, "ab12c_00000", None), 1)
+    whole = named(folder, "ab12c_00000")
+    reported = TuneCheckpoint(run=folder.url, trial="ab12c_00000", step=9)
+    with pytest.raises(ConfigError, match="trial ab12c_00000, which has no checkpoint yet"):
+        begin(tmp_path, "ab12c_00001", reported)
+    # A report without one does not take away the one before it.
+    later = reported.with_checkpoint_of(whole)
+    assert later == whole.model_copy(update={"step": 9})
+    assert begin(tmp_path, "ab12c_00001", later).search.begins_with == whole.digest
+    # Its own runs are found from such a report, too; and another run's are no part of this one.
+    assert begin(tmp_path, "ab12c_00000", reported).after == 9
+    elsewhere = reported.model_copy(update={"run": f"{folder.url}-g2"})
+    assert elsewhere.with_checkpoint_of(whole) == elsewhere
+
+
+def test_weights_that_all_trials_begin_with_are_no_other_trials(tmp_path: Path) -> None:
+    asked = {"init_from": "https://user:secret@host/base"}
+    first = begin(tmp_path, "ab12c_00000", None, **asked)
+    assert not first.config.init_from_optimizer
+    recorded = first.config.model_copy(update={"init_from": "https://host/base"})
+    alone.create(RunFolder(str(tmp_path), first.run), recorded, search=first.search)
+    assert begin(tmp_path, "ab12c_00000", None, **asked) == first
+
+
 def test_two_searches_of_one_name_have_other_runs() -> None:
     assert search_name("lr", "ab12c_00003") == "lr-ab12c"
     assert run_name("lr", "ab12c_00003", 1) == "lr-ab12c-00003"
@@ -116,6 +142,14 @@ def test_a_trials_own_parameters_take_the_place_of_the_searchs() -> None:
     config = of_trial(asked, drawn)
     assert config.settings == {"dropout": 0.25, "averages": False, "momentum": 0.9}
     json.dumps(config.model_dump(mode="json"))
+    loop = {"lr": 1.0, "optim": {"name": "sgd", "decay": {"rate": 0.1, "steps": 3}}}
+    space = {
+        "train_loop_config.optim.decay.rate": 0.5,
+        "train_loop_config": {"optim": {"name": "lion"}},
+    }
+    function = {"train_fn": "tests.compat.functions.searched:reports_and_waits"}
+    found = of_trial({**function, "train_loop_config": loop}, space).train_loop_config
+    assert found == {"lr": 1.0, "optim": {"name": "lion", "decay": {"rate": 0.5, "steps": 3}}}
     # Nothing for its own process, and a place for each worker.
     assert places_of(config) == [{}, {"CPU": 1}, {"CPU": 1}]
     assert (config.keep_every_steps, of_trial({**ASKED, "keep_last": 3}, {}).keep_every_steps) == (
@@ -125,3 +159,6 @@ def test_a_trials_own_parameters_take_the_place_of_the_searchs() -> None:
     for wrong in ({"ray_address": "http://head:8265"}, {"num_workers": (1, 2)}, {"epoch": 3}):
         with pytest.raises(ConfigError, match=next(iter(wrong))[:3]):
             of_trial(ASKED, wrong)
+    for damaged in ("{bad", [1]):
+        with pytest.raises(ConfigError, match="settings"):
+            of_trial({**ASKED, "settings": damaged}, {"settings.dropout": 0.1})

@@ -178,8 +178,10 @@ def _spares(attempt: Attempt, config: TrainConfig) -> SpareRules | None:
     if not config.goes_on_in_place:
         return None
     # What memory a node has, and how long a worker's data take there, is not known here.
-    is_here = config.ray_address == LOCAL and lent_places() is None
-    number = 0 if config.spares is None and not is_here else config.spares
+    number = 0 if config.spares is None and config.ray_address != LOCAL else config.spares
+    if lent_places():
+        # Who has lent them has counted what trials take.
+        number = 0
     folder = attempt.folder.with_retries(SHORT)
     return SpareRules(number, PREPARE, (folder.url, config), partial(_left_s, folder))
 
