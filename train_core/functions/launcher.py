@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from itertools import takewhile
 
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.train import WorkerGroupError
@@ -26,7 +27,11 @@ from train_core.errors import EvertrainError, FencedError, StorageError, UserCod
 from train_core.functions.init_folder import pinned_origin
 from train_core.functions.ray_private_hooks import RayTrainError, failure_of_worker
 from train_core.functions.reports.channel import DriverLostError
-from train_core.functions.reports.committer import commit_reports, uncovered_entries
+from train_core.functions.reports.committer import (
+    awaited_topic,
+    commit_reports,
+    uncovered_entries,
+)
 from train_core.functions.task import ABORT, DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.functions.trainer import make_ready, new_trainer
 from train_core.policy.restarts import Ended
@@ -65,9 +70,13 @@ class FunctionLauncher:
         """Reads a key of the newest attempt in the driver's store."""
 
     def uncovered(self, after: int) -> list[Entry]:
-        """What the newest attempt reported after the report `after`, and no commit covers yet."""
+        """What the newest attempt reported after the report `after`, and no commit will cover soon.
+
+        A report with a folder is none before it is committed.
+        """
         try:
-            return list(uncovered_entries(self._read, after))
+            found = uncovered_entries(self._read, after)
+            return list(takewhile(lambda one: self._read(awaited_topic(one.step)) is None, found))
         except ConnectionError:
             # The attempt is over, and its store is closed.
             return []

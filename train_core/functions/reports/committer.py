@@ -47,11 +47,17 @@ class Committer:
         self._began_at = time.monotonic()
 
     def add(
-        self, number: int, metrics: Sequence[Mapping[str, Any]], held: Collection[str] = ()
+        self,
+        number: int,
+        metrics: Sequence[Mapping[str, Any]],
+        held: Collection[str] = (),
+        *,
+        has_folder: bool = False,
     ) -> None:
         """Note the metrics of a report, those of all ranks in their order, for the next commit.
 
-        `held` are the checkpoints that a rank has, and that stay for the time being.
+        `held` are the checkpoints that a rank has, and that stay for the time being. With a folder,
+        it is the next commit.
         """
         self._held = set(held)
         numbers, texts = numbers_and_texts(metrics[0])
@@ -62,6 +68,8 @@ class Committer:
         }
         self._journal.add(number, numbers, texts=texts, by_rank=others)
         entry = self._journal.pending[-1]
+        if has_folder:
+            self._channel.announce(awaited_topic(number), "")
         # If this process dies, and nobody repeats the report, the driver commits it.
         self._channel.announce(uncovered_topic(number), entry.model_dump(mode="json"))
         self._journal.show(
@@ -95,6 +103,7 @@ class Committer:
         self._has_new_commit = False
         for entry in self._covered:
             self._channel.forget(uncovered_topic(entry.step))
+            self._channel.forget(awaited_topic(entry.step))
         # A rank that has not read of the newest commit yet may be handed the one before.
         before = {str(self._before.name)} if self._before else set()
         delete_superseded(self.writer, self._task.config, kept=before | self._held)
@@ -160,6 +169,11 @@ def commit_reports(
 def uncovered_topic(number: int) -> str:
     """Where the driver's store has a report that no commit covers yet."""
     return f"uncovered-{number}"
+
+
+def awaited_topic(number: int) -> str:
+    """Where the driver's store says that the folder of a report is about to be committed."""
+    return f"awaited-{number}"
 
 
 def uncovered_entries(read: Callable[[str], str | None], after: int) -> Iterator[Entry]:

@@ -165,9 +165,11 @@ class Reporter:
             for message in messages:
                 _checked(message)
             held = {name for message in messages for name in message["held"]}
-            self._commits.add(number, [message["metrics"] for message in messages], held)
             files = [message["files"] for message in messages]
-            if any(one is not None for one in files):
+            has_folder = any(one is not None for one in files)
+            metrics = [message["metrics"] for message in messages]
+            self._commits.add(number, metrics, held, has_folder=has_folder)
+            if has_folder:
                 places = [message["place"] for message in messages]
                 plan["assigned"], collisions = assign_files(files, places)
                 self._warn_of(collisions)
