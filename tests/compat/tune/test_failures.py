@@ -37,6 +37,7 @@ class Strike(tune.Callback):
             self._strike(result)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.promise("tune-restored")
 def test_a_trial_whose_process_is_killed_goes_on_with_its_run(
@@ -64,6 +65,7 @@ def test_a_trial_whose_process_is_killed_goes_on_with_its_run(
     assert newest.step == 20
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.promise("tune-restored")
 def test_the_death_of_a_worker_is_no_failure_of_its_trial(

@@ -44,6 +44,7 @@ def test_a_functions_reports_reach_tune_with_its_folders(
         assert names == {"model.pt", "optimizer.pt", "extra_state.pt", "evertrain.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.promise("tune-functions")
 def test_reports_without_a_folder_reach_tune_too(search: Callable[..., Any]) -> None:
