@@ -33,6 +33,7 @@ def test_each_validation_is_reported_once_and_in_order(tmp_path: Path) -> None:
     assert [one.step for one in seen] == [5, 10, 15, 20]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.promise("on-report")
 def test_a_callback_that_fails_ends_the_training_which_is_saved(tmp_path: Path) -> None:
@@ -50,6 +51,7 @@ def test_a_callback_that_fails_ends_the_training_which_is_saved(tmp_path: Path) 
     assert newest.step < 5000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.promise("on-report")
 def test_reports_without_a_folder_are_told_while_the_function_runs(tmp_path: Path) -> None:

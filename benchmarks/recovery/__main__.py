@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,13 @@ def kill_ours(folder: Path, report: Report, drawn: random.Random, kills: int) ->
             report.add(WARNED, training.warned_at(kill.at) - kill.at)
 
 
-def kill_others(folder: Path, report: Report, drawn: random.Random, kills: int) -> None:
+def kill_others(
+    folder: Path, report: Report, drawn: random.Random, kills: int, only: Sequence[str]
+) -> None:
     """The same where one thing is otherwise."""
     for number, (name, otherwise) in enumerate(CONTENDERS.items()):
+        if only and not any(one in name for one in only):
+            continue
         with ExitStack() as used:
             config = dict(otherwise)
             if config.pop("is_on_s3", False):
@@ -239,6 +243,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=KILLS, help="for the figure")
     parser.add_argument("--more-kills", type=int, default=MORE_KILLS, help="of each other one")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[],
+        help="of the other ones, those whose names have one of these",
+    )
     parser.add_argument("--stock-kills", type=int, default=STOCK_KILLS)
     parser.add_argument("--fire-s", type=float, default=FIRE_S, help="how long ranks are killed")
     parser.add_argument("--mirror-rounds", type=int, default=MIRROR_ROUNDS)
@@ -260,7 +270,7 @@ def main() -> None:
         if asked.kills:
             kill_ours(folder, report, drawn, asked.kills)
         if asked.more_kills:
-            kill_others(folder, report, drawn, asked.more_kills)
+            kill_others(folder, report, drawn, asked.more_kills, asked.only)
         import_torch(report)
         if asked.stock_kills:
             kill_stock(folder / "stock", report, drawn, asked.stock_kills)

@@ -52,9 +52,10 @@ class Notes:
     def steps(self, rank: int = 0) -> list[Step]:
         """The steps of a rank, in the order in which they were done."""
         try:
-            lines = (self.folder / f"steps-{rank}").read_text().splitlines()
+            *lines, _ = (self.folder / f"steps-{rank}").read_text().split("\n")
         except FileNotFoundError:
             return []
+        # Of the last one a part may be written.
         split = (line.split() for line in lines)
         return [Step(int(number), float(at), int(pid)) for number, at, pid in split]
 

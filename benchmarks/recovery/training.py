@@ -12,6 +12,7 @@ from typing import Any, Self
 import psutil
 
 from benchmarks.recovery.notes import CYCLE_S, NUM_RANKS, Notes, wait_until
+from benchmarks.recovery.workload import loaded_mark
 from train_core import TrainConfig
 from train_core.client.driver_handle import Driver
 from train_core.errors import StoppedError
@@ -92,7 +93,10 @@ class Training:
 
     def ready_spares(self) -> list[psutil.Process]:
         """The workers that are no rank, and have nothing left to prepare."""
-        return [one for one, title in self.workers_beside() if title == _IDLE_WORKER]
+        beside = self.workers_beside()
+        idle = [one for one, title in beside if title == _IDLE_WORKER]
+        # Ray calls a worker idle once it has answered, while it still loads its data.
+        return [one for one in idle if loaded_mark(self.notes.folder, one.pid).exists()]
 
     def workers_beside(self) -> Iterator[tuple[psutil.Process, str]]:
         """The workers that are no rank, or not yet, and their titles."""

@@ -33,11 +33,18 @@ class Noted(Blocks):
         """As of blocks; the training split takes its time, as one that is parsed."""
         if split == "train":
             time.sleep(self.settings.dataset_s)
-        return super().dataset(split)
+        found = super().dataset(split)
+        loaded_mark(Path(self.settings.notes), os.getpid()).touch()
+        return found
 
     def after_step(self, model: nn.Module, step: int) -> None:
         """Note the step."""
         note_step(Path(self.settings.notes), dist.get_rank(), step)
+
+
+def loaded_mark(folder: Path, pid: int) -> Path:
+    """The file that a process leaves which has loaded data."""
+    return folder / f"loaded-{pid}"
 
 
 def note_step(folder: Path, rank: int, step: int) -> None:

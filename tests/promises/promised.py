@@ -327,8 +327,6 @@ PROMISES: dict[str, dict[str, str]] = {
         "tune-trials": "A trial of a search by Ray Tune is a run on Tune's own Ray, in the places "
         "that Tune has reserved; each validation or report reaches Tune, with a checkpoint that "
         "names the run's; a wrong parameter ends its trial alone.",
-        "tune-functions": "So is a trial of a training function, whose workers Ray Train starts in "
-        "those places; its reports reach Tune with the folders that it reports, and without.",
         "tune-stopped": "A trial that the scheduler ends is saved, and its run is shown as stopped "
         "by the scheduler.",
         "tune-shown": "MLflow has a run for the search, in which its trials are nested, and `runs "
@@ -495,6 +493,8 @@ HELD_BY_ALL_TESTS: dict[str, dict[str, str]] = {
         "became of each night: promoted, skipped, bad data, killed, rejected.",
     },
     "docs/search.md": {
+        "tune-functions": "So is a trial of a training function, whose workers Ray Train starts in "
+        "those places; its reports reach Tune with the folders that it reports, and without.",
         "tune-restored": "A trial whose process dies, that was paused, or whose search is "
         "restored, goes on with the run that it was at.",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ def tunes_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Ray as a program starts it that searches with Tune."""
     import ray
 
+    before = signal.getsignal(signal.SIGINT)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
+    # Tune hears SIGINT as it searches, and goes on to do so.
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from ray import tune
 from tests.compat.tune.watch import Watch
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.promise("tune-functions")
 def test_a_functions_reports_reach_tune_with_its_folders(

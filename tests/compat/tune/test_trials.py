@@ -62,6 +62,7 @@ def test_trials_are_runs_on_tunes_ray_and_who_is_stopped_is_shown_so(
     assert len(finished.best_checkpoints) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.promise("tune-trials")
 def test_a_wrong_parameter_ends_its_trial_alone(search: Callable[..., Any]) -> None:

@@ -73,9 +73,15 @@ class RendezvousStore:
             self._store = None
 
     def post(self, group: str, key: str, value: str) -> None:
-        """Give a key of the group its value. Raises ConnectionError if it is closed."""
+        """Give a key of the group its value, which all see from here on.
+
+        Raises ConnectionError if it is closed.
+        """
         with self._one_at_a_time:
-            PrefixStore(group, self._open()).set(key, value)
+            store = PrefixStore(group, self._open())
+            store.set(key, value)
+            # IMPORTANT: `set` waits for no answer, and others ask by connections of their own.
+            store.check([key])
 
     def read(self, group: str, key: str) -> str | None:
         """The value of a key of the group; None if it has none."""
