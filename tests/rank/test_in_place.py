@@ -6,6 +6,7 @@ those of a pool. `make exact` runs the whole table.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import cache
@@ -19,10 +20,12 @@ from tests.marks import FULL_TABLE, SLOW, slow
 from tests.rank.alone import create, run
 from tests.rank.digests import digest_of_training
 from tests.rank.test_exact import CONFIGS as OF_THE_TABLE
+from tests.rank.tiny import Tiny
 from tests.ranks import in_place
 from tests.ranks.lasting import LastingProcesses
 from train_core import TrainConfig
 from train_core.config import LOCAL
+from train_core.datasets.protocols import Dataset, Split, Stream
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
 from train_core.policy.restarts import Ended, RestartRules
 from train_core.rank.data.recorded_workload import with_monitor
@@ -411,3 +414,22 @@ def test_a_hundred_kills_leave_as_much_memory(tmp_path: Path) -> None:
     assert facts[-1]["memory"] <= 1.05 * facts[9]["memory"]
     for what in ("threads", "descriptors", "children"):
         assert facts[-1][what] == facts[9][what], what
+
+
+class NotesLoads(Tiny):
+    """Each process notes that it loads the training split."""
+
+    def dataset(self, split: Split) -> Dataset | Stream:
+        if split == "train":
+            with Path(self.settings.scratch, "loads").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        return super().dataset(split)
+
+
+def test_survivors_use_their_data_again(tmp_path: Path) -> None:
+    kills = {1: [kill(1, "after_step", 3)], 2: [kill(2, "after_step", 4)]}
+    config = {"workload": f"{__name__}:NotesLoads", "settings": {"scratch": str(tmp_path)}}
+    Trained(tmp_path, kills, num_workers=3, **config)
+    loads = Path(tmp_path, "loads").read_text().split()
+    # Three ranks, and the one in the place of each that died.
+    assert len(loads) == len(set(loads)) == 5
