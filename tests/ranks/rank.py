@@ -181,6 +181,7 @@ class MortalTrainer(Trainer):
 
     def __init__(self, folder: MortalFolder, *args: Any, **more: Any) -> None:
         super().__init__(folder, *args, **more)
+        self._unwrapped = self.loaded
         split = MortalSplit(self.loaded.validation_set, self)
         self.loaded = replace(self.loaded, validation_set=split)
         snapshot = MortalSnapshot(self.config.shards, self.group)
@@ -196,6 +197,11 @@ class MortalTrainer(Trainer):
         self.meet("before_step")
         self.meet("stop_before_step")
         super().step()
+
+    def keep(self) -> None:
+        # The data outlive this trainer, which refers to the sockets of its group.
+        self.loaded = self._unwrapped
+        super().keep()
 
     def _forward(self, micro: MicroBatch, batch: Batch) -> torch.Tensor:
         if micro.micro_step == self.config.accumulation_steps - 1:

@@ -170,7 +170,7 @@ def test_a_function_reads_what_it_reported_and_what_it_returns_is_kept(tmp_path:
     run = open_run(folder.url)
     assert run.return_value == result.return_value
     assert repr(run.latest().metrics) == repr(
-        {"step": 2, "loss": 0.5, "is_best": True, "eval/rows": 100.0, "eval/accuracy": 1.0}
+        {"step": 2, "loss": 0.5, "is_best": True, "eval/rows": 100, "eval/accuracy": 1.0}
     )
     best = run.best()
     assert best.get_metadata() == {"classes": ["cat", "dog"]}
