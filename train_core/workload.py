@@ -303,6 +303,11 @@ def weighs(workload: Workload[Any]) -> bool:
     return type(workload).weight is not Workload.weight
 
 
+def predicts(workload: Workload[Any]) -> bool:
+    """Whether the workload says what it predicts."""
+    return type(workload).predictions is not Workload.predictions
+
+
 def weight_of(workload: Workload[Any], batch: Batch) -> float:
     """The batch's weight. Raises WorkloadError for one that is no finite number from 0 on."""
     given: Any = workload.weight(batch)

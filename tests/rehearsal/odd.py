@@ -397,6 +397,43 @@ class AsManyWeights(Right):
         return super().predictions(outputs["logits"])
 
 
+class Unnamed(Right):
+    class_names = ("no", "yes")
+
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        return {"class": super().predictions(outputs)["prediction"]}
+
+
+class Reserved(Right):
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        return {"id": outputs[:, 0]}
+
+
+class FewClasses(Right):
+    class_names = ("no",)
+
+
+class SoftTargets(Right):
+    """Of each class the share that a row has of it."""
+
+    class_names = ("no", "yes")
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        batch = super().prepare(columns, random)
+        if "targets" in batch:
+            batch["targets"] = batch["targets"].float() * 0.8 + 0.1
+        return batch
+
+    def update_metric(
+        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
+    ) -> None:
+        metric.update(outputs[:, 0].sigmoid(), batch["targets"] > 0.5)
+
+
+class NoPredictions(Right):
+    predictions = Workload.predictions
+
+
 class NoColumn(Right):
     def predictions(self, outputs: Tensor) -> dict[str, Any]:
         return {"mean": outputs.mean(), "list": outputs[:, 0].tolist()}

@@ -27,6 +27,7 @@ from train_core.rank.checkpoint.state import (
 )
 from train_core.rank.data.batches import prepare, to_device
 from train_core.rank.metrics.forward import autocast, forward, predict
+from train_core.rank.metrics.scores import prediction_metrics, update_prediction_metric
 from train_core.rehearsal.few_rows import (
     TOLERANCES,
     batch_of,
@@ -41,6 +42,7 @@ from train_core.text.shown_text import few_of
 from train_core.workload import (
     Batch,
     Workload,
+    predicts,
     seed_generators,
     weighs,
     weight_of,
@@ -149,8 +151,16 @@ def try_predictions(
     workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
 ) -> Iterator[Finding]:
     """Whether predictions need no targets, and are finite values for each row."""
+    if not predicts(workload):
+        yield _of_predictions(
+            "predictions() is not written: no batch is inferred, and evaluations have metrics only"
+        )
+        return
     try:
         together = _predicted(workload, model, rows, config)
+    except WorkloadError as error:
+        yield _of_predictions(str(error))
+        return
     except Exception as error:  # noqa: BLE001 (of a user's code)
         targets = ", ".join(workload.target_columns) or "none"
         yield _of_predictions(
@@ -197,6 +207,24 @@ def _try_targets(
             "model is given a target by prepare() or forward(), so validations measure what no "
             "batch inference can reach. If it is to be given them, as by teacher forcing, let "
             "predictions be made without"
+        )
+
+
+def try_scores(
+    workload: Workload[Any], model: nn.Module, rows: Dataset, config: TrainConfig
+) -> Iterator[Finding]:
+    """Whether an evaluation can compare the predictions with the targets."""
+    batch = batch_of(workload, model, rows, config)
+    try:
+        predicted = predict(workload, model, dict(batch), config)
+        for name, metric in prediction_metrics(workload, len(rows)).items():
+            metric.to(device_of(model))
+            update_prediction_metric(name, metric, range(len(rows)), predicted, batch)
+    except Exception as error:  # noqa: BLE001 (of a user's code)
+        yield _of_predictions(
+            f"an evaluation cannot count the predictions of each of {len(workload.class_names)} "
+            f"class_names: {raised(error)}. Give `prediction` and the batch's `targets` as "
+            "numbers of classes, or leave class_names out"
         )
 
 

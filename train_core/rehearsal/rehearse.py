@@ -40,6 +40,7 @@ from train_core.rehearsal.outputs import (
     try_loss,
     try_predictions,
     try_row_alone,
+    try_scores,
     try_served,
 )
 from train_core.rehearsal.steps import STEPS, Trial, try_resume, try_steps
@@ -205,6 +206,8 @@ class _Rehearsing:
                     self.findings += try_evaluation(workload, model, rows, config)
                 attempt("predictions", try_predictions(workload, model, rows, config))
                 mixes_rows = False
+                if "predictions" in self.tried and not self._has_told("predictions"):
+                    attempt("predictions", try_scores(workload, model, rows, config))
                 if "predictions" in self.tried and not self._has_told("predictions"):
                     attempt("predictions", try_row_alone(workload, model, rows, config))
                     mixes_rows = self._has_told("predictions")

@@ -18,8 +18,6 @@ from typing import Any, assert_never
 import numpy as np
 import torch
 from torch import nn
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassConfusionMatrix
 
 from train_core import predictors
 from train_core.cluster.pool import WorkerPool
@@ -36,7 +34,6 @@ from train_core.rank.data.recorded_workload import load_recorded
 from train_core.rank.distributed.group import Group, use_deterministic_algorithms
 from train_core.rank.distributed.watchdog import watching
 from train_core.rank.metrics.evaluation_loop import (
-    CONFUSION,
     MetricStates,
     check_split,
     measure_shard,
@@ -44,7 +41,7 @@ from train_core.rank.metrics.evaluation_loop import (
     merge_states,
     split_metrics,
 )
-from train_core.rank.metrics.scores import SCORES, score_states
+from train_core.rank.metrics.scores import CONFUSION, ScoreStates, prediction_metrics
 from train_core.results import CheckpointSummary, EvaluationResult
 from train_core.storage.records.journal import finite
 from train_core.storage.records.manifest import EvaluationManifest
@@ -144,17 +141,15 @@ def _commit(
     states = [shard for _, shard in measured]
     values = finite(merge(split_metrics(workload), states))
     files: dict[str, Any] = {METRICS_JSON: values}
-    if workload.class_names:
-        matrix = merge_states(_confusion(workload), [shard[CONFUSION] for shard in states])
-        files[CONFUSION_MATRIX_JSON] = {
-            "labels": list(workload.class_names),
-            "counts": torch.as_tensor(matrix.metric_state["confmat"]).tolist(),
-        }
     num_samples = sum(count for count, _ in measured)
-    collector = score_states(workload, num_samples)
-    if collector is not None:
-        merge_states(collector, [shard[SCORES] for shard in states])
-        if scores := collector.scores():
+    for name, metric in prediction_metrics(workload, num_samples).items():
+        merged = merge_states(metric, [shard[name] for shard in states])
+        if name == CONFUSION:
+            files[CONFUSION_MATRIX_JSON] = {
+                "labels": list(workload.class_names),
+                "counts": torch.as_tensor(merged.metric_state["confmat"]).tolist(),
+            }
+        elif isinstance(merged, ScoreStates) and (scores := merged.scores()):
             files[SCORES_JSON] = scores.model_dump(mode="json")
     key = f"{EVALUATIONS}/{checkpoint.name}/{split}-{uuid.uuid4().hex[:8]}"
     entries = []
@@ -186,11 +181,7 @@ def measure_one_shard(
         if max_batches:
             first = min(max_batches * config.eval_batch_size, len(dataset))
             dataset = FewSamples(dataset, np.arange(first))
-        metrics = split_metrics(workload)
-        if workload.class_names:
-            metrics[CONFUSION] = _confusion(workload)
-        if (collector := score_states(workload, len(dataset))) is not None:
-            metrics[SCORES] = collector
+        metrics = split_metrics(workload) | prediction_metrics(workload, len(dataset))
         with watching(config.hang_timeout_s) as watchdog:
             states = measure_shard(
                 workload, model, dataset, config, shard, device, metrics, on_batch=watchdog.move
@@ -247,7 +238,3 @@ def dataset_of(url: str, config: TrainConfig, split: Split) -> Dataset:
     dataset = indexed(load_recorded(RunFolder.at(url), config), split)
     check_split(dataset, split)
     return dataset
-
-
-def _confusion(workload: Workload[Any]) -> Metric:
-    return MulticlassConfusionMatrix(num_classes=len(workload.class_names))

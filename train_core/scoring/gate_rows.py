@@ -30,12 +30,12 @@ from train_core.rank.metrics.evaluation_loop import (
     split_metrics,
     state_of,
 )
-from train_core.rank.metrics.forward import autocast, forward
+from train_core.rank.metrics.forward import autocast, forward, predictions_of
 from train_core.scoring.comparison import RowScores, joined_states
 from train_core.scoring.evaluate import dataset_of, load_model
 from train_core.scoring.row_sums import BLOCK_VALUES, RowSums
 from train_core.text.log_lines import set_up_logging
-from train_core.workload import Batch, Workload, update_metric
+from train_core.workload import Batch, Workload, predicts, update_metric
 
 _TIMED_ROWS = 50
 _TOLD_EVERY_S = 10.0
@@ -127,8 +127,8 @@ class RowScoring:
     def add(self, workload: Workload[Any], metric: Metric, outputs: Any, batch: Batch) -> None:
         """Add the rows of a batch. `metric` is used for each of them alone."""
         self.num_rows += _num_rows(batch)
-        if workload.class_names:
-            predicted = workload.predictions(outputs)["prediction"]
+        if workload.class_names and predicts(workload):
+            predicted = predictions_of(workload, outputs)["prediction"]
             self._columns.append((predicted.cpu().numpy(), batch["targets"].cpu().numpy()))
         if self._failure:
             return

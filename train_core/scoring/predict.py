@@ -38,7 +38,7 @@ from train_core.rank.data.raw_columns import prepared
 from train_core.rank.data.recorded_workload import load_recorded
 from train_core.rank.distributed.watchdog import watching
 from train_core.rank.metrics.evaluation_loop import batches_of_shard
-from train_core.rank.metrics.forward import predict
+from train_core.rank.metrics.forward import RESERVED, predict
 from train_core.requests import KeptColumns
 from train_core.results import CheckpointSummary, PredictionsResult
 from train_core.scoring.evaluate import load_model
@@ -52,7 +52,6 @@ from train_core.storage.run_writer import ResultWriter
 from train_core.text.log_lines import set_up_logging
 from train_core.workload import Workload, seed_generators
 
-_RESERVED = ("id", "model_step")
 _GROUP_ROWS, _GROUP_BYTES = 2**16, 2**27
 """A row group has this many rows, or fewer of so many bytes: a reader holds one in memory."""
 _log = logging.getLogger(__name__)
@@ -275,17 +274,17 @@ def _table(
     ids = rows.ids
     columns: dict[str, pa.Array] = {"id": pa.array(ids, pa.string())}
     for name in rows.kept.column_names:
-        if name in (*_RESERVED, *predictions):
+        if name in (*RESERVED, *predictions):
             raise DataError(
                 f"column {name!r} of the input cannot be stored beside the predictions, which have "
                 "one of that name"
             )
         columns[name] = rows.kept[name]
     for name, tensor in predictions.items():
-        if name in _RESERVED or len(tensor) != len(ids):
+        if len(tensor) != len(ids):
             raise WorkloadError(
                 f"predictions() gives a column {name!r} of {len(tensor)} rows for {len(ids)} "
-                f"samples: give one row for each, and not under {' or '.join(_RESERVED)}"
+                "samples: give one row for each"
             )
         array = _array(tensor)
         # No library reads nulls among lists of one length: there the NaN stay.

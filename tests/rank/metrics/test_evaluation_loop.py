@@ -18,7 +18,6 @@ from tests.rank.tiny import TinySettings
 from train_core import Batch, TrainConfig
 from train_core.errors import WorkloadError
 from train_core.rank.metrics.evaluation_loop import (
-    CONFUSION,
     measure_shard,
     merge,
     merge_states,
@@ -26,6 +25,7 @@ from train_core.rank.metrics.evaluation_loop import (
     state_of,
 )
 from train_core.rank.metrics.forward import predict
+from train_core.rank.metrics.scores import CONFUSION
 from train_core.workload import indexed
 
 

@@ -14,12 +14,14 @@ from train_core.loading import load_workload
 from train_core.rank.metrics.evaluation_loop import merge_states
 from train_core.rank.metrics.score_figures import two_classes
 from train_core.rank.metrics.scores import (
+    CONFUSION,
     MAX_PAIRS,
     NUM_SCORES,
     NUM_WORST,
+    SCORES,
     Scores,
     ScoreStates,
-    score_states,
+    prediction_metrics,
 )
 from train_core.workload import Settings, Workload
 
@@ -135,11 +137,9 @@ def test_outputs_of_another_kind_give_no_scores(
 
 
 def test_a_workload_that_does_not_say_what_it_predicts_has_none() -> None:
-    assert score_states(Workload(Settings()), 4) is None
+    assert prediction_metrics(Workload(Settings()), 4) == {}
     digits = load_workload("train_core.workloads.digits:Digits", {})
-    found = score_states(digits, 4)
-    assert found is not None
-    assert found.is_classifier
+    assert list(prediction_metrics(digits, 4)) == [SCORES, CONFUSION]
 
 
 @pytest.mark.parametrize("name", ["probabilities", "p_leaves", "risk score", "prediction"])

@@ -26,8 +26,8 @@ from train_core.policy.metric_names import LOSS, VALIDATION, full_name
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.policy.samples.sharding import split_evenly
 from train_core.rank.data.batches import prepare, to_device
-from train_core.rank.metrics.forward import autocast, forward
-from train_core.rank.metrics.scores import SCORES
+from train_core.rank.metrics.forward import autocast, forward, predictions_of
+from train_core.rank.metrics.scores import OF_PREDICTIONS, update_prediction_metric
 from train_core.text.shown_text import few_of
 from train_core.workload import (
     Batch,
@@ -37,8 +37,6 @@ from train_core.workload import (
     weighs,
     weight_of,
 )
-
-CONFUSION = "confusion_matrix"
 
 _OF_ANY_METRIC = frozenset(vars(MeanMetric())) - {"value", "mean_value", "weight"}
 """What torchmetrics itself keeps in a metric, and changes."""
@@ -210,7 +208,7 @@ def measure_shard(
     }
     ranges = batches_of_shard(len(dataset), config.eval_batch_size, config.shards, shard)
     outside = {name: _outside_of_states(metric) for name, metric in metrics.items()}
-    predicts = not {CONFUSION, SCORES}.isdisjoint(metrics)
+    are_predicted = not OF_PREDICTIONS.isdisjoint(metrics)
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -221,14 +219,12 @@ def measure_shard(
                     on_batch()
                 outputs, loss = forward(workload, model, batch, config)
                 with autocast(device, config):
-                    predicted = workload.predictions(outputs) if predicts else {}
+                    predicted = predictions_of(workload, outputs) if are_predicted else {}
                 for name, metric in metrics.items():
                     if name == LOSS:
                         add_loss(metric, workload, loss, batch)
-                    elif name == CONFUSION:
-                        metric.update(predicted["prediction"], batch["targets"])
-                    elif name == SCORES:
-                        metric.update(samples, predicted, batch)
+                    elif name in OF_PREDICTIONS:
+                        update_prediction_metric(name, metric, samples, predicted, batch)
                     else:
                         update_metric(workload, name, metric, outputs, batch)
     finally:

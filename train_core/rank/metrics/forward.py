@@ -14,6 +14,9 @@ from train_core.config import TrainConfig
 from train_core.errors import WorkloadError
 from train_core.workload import Batch, Workload
 
+RESERVED = ("id", "model_step")
+"""Columns of predictions that evertrain itself gives."""
+
 
 def forward(
     workload: Workload[Any], model: nn.Module, batch: Batch, config: TrainConfig
@@ -29,7 +32,28 @@ def predict(
 ) -> Mapping[str, Tensor]:
     """What the workload predicts for the rows of a batch, in the same precision."""
     with autocast(next(iter(batch.values())).device, config):
-        return workload.predictions(workload.forward(model, batch))
+        return predictions_of(workload, workload.forward(model, batch))
+
+
+def predictions_of(workload: Workload[Any], outputs: Any) -> Mapping[str, Tensor]:
+    """What the workload predicts, as columns. Raises WorkloadError for what has no good names."""
+    columns = workload.predictions(outputs)
+    if not isinstance(columns, Mapping) or not columns:
+        raise WorkloadError(
+            f"predictions() gives {columns!r:.80}: give columns by their names, and `prediction` "
+            "first of all"
+        )
+    if taken := [name for name in RESERVED if name in columns]:
+        raise WorkloadError(
+            f"predictions() has a column {taken[0]!r}, which files of predictions have already: "
+            "give it another name"
+        )
+    if workload.class_names and "prediction" not in columns:
+        raise WorkloadError(
+            f"predictions() of a classifier, which has class_names, gives {', '.join(columns)}: "
+            "give the class of each sample as `prediction`, by which it is evaluated"
+        )
+    return columns
 
 
 def nothing_of(outputs: Any) -> Tensor:

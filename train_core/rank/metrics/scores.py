@@ -18,10 +18,14 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
 
-from train_core.workload import Batch, Workload
+from train_core.errors import WorkloadError
+from train_core.workload import Batch, Workload, predicts
 
-SCORES = "scores"
+SCORES, CONFUSION = "\0scores", "\0confusion_matrix"
+OF_PREDICTIONS = frozenset({SCORES, CONFUSION})
+"""The names of `prediction_metrics`, which no metric of a workload has."""
 NUM_BINS = 20
 NUM_WORST = 16
 MAX_PAIRS = 2000
@@ -206,11 +210,35 @@ class ScoreStates(Metric):
         return rows[np.lexsort((rows[:, _INDEX], badness))[:NUM_WORST]]
 
 
-def score_states(workload: Workload[Any], num_samples: int) -> ScoreStates | None:
-    """The collector for a workload's split; None if the workload does not say what it predicts."""
-    if type(workload).predictions is Workload.predictions:
-        return None
-    return ScoreStates(num_samples, is_classifier=bool(workload.class_names))
+def prediction_metrics(workload: Workload[Any], num_samples: int) -> dict[str, Metric]:
+    """What an evaluation measures beside a workload's own metrics, SCORES and maybe CONFUSION.
+
+    It measures none where the workload does not say what it predicts.
+    """
+    if not predicts(workload):
+        return {}
+    num_classes = len(workload.class_names)
+    scores = ScoreStates(num_samples, is_classifier=bool(num_classes))
+    if not num_classes:
+        return {SCORES: scores}
+    return {SCORES: scores, CONFUSION: MulticlassConfusionMatrix(num_classes)}
+
+
+def update_prediction_metric(
+    name: str, metric: Metric, samples: range, predicted: Mapping[str, Tensor], batch: Batch
+) -> None:
+    """Add the samples of a batch to the metric of that name of `prediction_metrics`.
+
+    Raises WorkloadError for targets that are no classes.
+    """
+    if name == SCORES:
+        metric.update(samples, predicted, batch)
+        return
+    targets = batch["targets"]
+    # torchmetrics cuts off what is behind the point.
+    if targets.is_floating_point() and bool((targets != targets.round()).any()):
+        raise WorkloadError("the targets of a classifier, which has class_names, are no classes")
+    metric.update(predicted["prediction"], targets)
 
 
 def _bin(row: npt.NDArray[np.float64]) -> ConfidenceBin:
