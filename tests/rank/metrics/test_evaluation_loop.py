@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric
-from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 from torchmetrics.wrappers import BootStrapper
 
 from tests.rank.linear import Linear
@@ -25,7 +25,7 @@ from train_core.rank.metrics.evaluation_loop import (
     state_of,
 )
 from train_core.rank.metrics.forward import predict
-from train_core.rank.metrics.scores import CONFUSION
+from train_core.rank.metrics.scores import CONFUSION, prediction_metrics
 from train_core.workload import indexed
 
 
@@ -192,6 +192,24 @@ def test_a_workload_is_told_which_metric_it_updates_if_it_asks(
 def test_a_metric_that_cannot_be_merged_from_shards_is_refused(metric: object, told: str) -> None:
     with pytest.raises(WorkloadError, match=f"metric 'seen' .*{told}"):
         measured(metric)
+
+
+class OwnNames(Linear):
+    """Its metrics have the names of what an evaluation stores beside them."""
+
+    def metrics(self) -> dict[str, Metric]:
+        return {"scores": MulticlassAccuracy(3), "confusion_matrix": MulticlassAccuracy(3)}
+
+
+def test_a_metric_may_be_named_as_what_an_evaluation_measures_beside_it() -> None:
+    workload, config = OwnNames(TinySettings()), TrainConfig(workload="x:Y", eval_batch_size=16)
+    data, model, cpu = indexed(workload, "validation"), workload.model(), torch.device("cpu")
+    alone = merge(split_metrics(workload), [measure_shard(workload, model, data, config, 0, cpu)])
+    metrics = split_metrics(workload) | prediction_metrics(workload, len(data))
+    states = measure_shard(workload, model, data, config, 0, cpu, metrics)
+    assert merge(split_metrics(workload), [states]) == alone
+    counts = merge_states(prediction_metrics(workload, len(data))[CONFUSION], [states[CONFUSION]])
+    assert counts.metric_state["confmat"].sum() == len(data)
 
 
 class Precision(Linear):
