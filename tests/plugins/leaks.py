@@ -13,8 +13,9 @@ from typing import Self
 
 import psutil
 
-# Threads that libraries start once and keep: fsspec's event loop and the executors of asyncio.
-_KEPT_THREADS = ("fsspecIO", "asyncio_")
+# Threads that libraries start once and keep: fsspec's event loop, the executors of asyncio, what
+# looks after tqdm's bars, of which torch.compile has some.
+_KEPT_THREADS = ("fsspecIO", "asyncio_", "tqdm_monitor")
 # Files that libraries keep open: Matplotlib the fonts that it has drawn with.
 _KEPT_FILES = (".ttf",)
 _CHILDREN = Path("/proc/thread-self/children")

@@ -34,13 +34,13 @@ INTERVAL_S = 20
 LONG_S = 400
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Not that of the other tests: what is scheduled here would run among theirs."""
     return tmp_path_factory.mktemp("scheduled")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def api(home: Path) -> Iterator[str]:
     # It looks for what is to be scheduled once a minute, if it is not told otherwise.
     hasty = {"PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2"}
@@ -52,7 +52,7 @@ def api(home: Path) -> Iterator[str]:
         server.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def file(home: Path) -> Path:
     """A prefect.yaml of one's own, with a workload on a folder that grows."""
     return own_prefect_file(
@@ -65,7 +65,7 @@ def file(home: Path) -> Path:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def site(home: Path, api: str, file: Path) -> Site:
     made = Site(home, isolated(home), api)
     made.deploy(file=file)
