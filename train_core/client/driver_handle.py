@@ -72,9 +72,9 @@ class Driver:
         """Whether the driver may still be asked; a dead one answers nothing any more."""
         return self.carrier.is_alive
 
-    def prepared(self) -> Prepared:
-        """The outcome of the checks. Raises ConfigError or RunBusyError."""
-        return self._preparing.result()
+    def prepared(self, timeout_s: float | None = None) -> Prepared:
+        """The outcome of the checks. Raises ConfigError or RunBusyError, and TimeoutError."""
+        return self._preparing.result(timeout_s)
 
     def ask(self, stage: Stage[ArgumentsT, ResultT], arguments: ArgumentsT) -> ResultT:
         """The result of a stage, once it is carried out."""

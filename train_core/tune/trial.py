@@ -40,7 +40,8 @@ STEP, RUN, CHECKPOINT = "evertrain/step", "evertrain/run", "evertrain/checkpoint
 """What a result has beside the metrics: the optimizer steps, the run's address, a name in it."""
 _LOG = "evertrain.log"
 _SAVING_S, _POLL_S = 60.0, 0.2
-"""How long a process of the trial's before may take to end, beside `grace_s`; how often to look."""
+"""How long a process of the trial's before may take to end, beside `grace_s`, and a driver to have
+the run; how often to look."""
 _log = logging.getLogger(__name__)
 
 
@@ -197,10 +198,8 @@ class TrialTraining:
         """End a training that still runs: it is stopped by the scheduler, and saved."""
         if not self.has_last:
             self._is_ending.set()
-        self._wanted.release()
-        if self._is_ending.is_set() and self._driver is not None:
-            self._note_who_stops()
             self._close_driver(EndStatus.KILLED)
+        self._wanted.release()
         self._thread.join()
         self._log.close()
 
@@ -209,10 +208,14 @@ class TrialTraining:
         with self._closing:
             if self._driver is not None and not self._is_closed:
                 self._is_closed = True
+                if self._is_ending.is_set():
+                    self._note_who_stops(self._driver)
                 self._driver.close(status)
 
-    def _note_who_stops(self) -> None:
+    def _note_who_stops(self, driver: Driver) -> None:
         try:
+            # IMPORTANT: until then the run may be another process's, which is not Tune's to end.
+            driver.prepared(_SAVING_S)
             if lease.holder_of(self.folder.store):
                 attempt = lease.newest_attempt(self.folder.store)
                 ask_to_stop(self.folder.store, attempt, "Ray Tune ends the trial", SCHEDULER)
@@ -229,6 +232,8 @@ class TrialTraining:
 
     def _train(self) -> None:
         self._wait_for_run()
+        if self._is_ending.is_set():
+            return
         self._driver = driver = Driver.start(self._request, self._write_to_log)
         if self._is_ending.is_set():
             # IMPORTANT: after the driver is set, which `end` may not have found.
