@@ -8,6 +8,7 @@ that is tried again, after any end of any process, finds the run that it was at.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -122,5 +123,6 @@ def _continued(asked: TrainConfig, search: SearchTrial, init_from: str) -> Train
 
 
 def _digest(asked: TrainConfig) -> str:
-    """What tells one trial's parameters from another's."""
-    return hashlib.sha256(asked.model_dump_json().encode()).hexdigest()[:32]
+    """What tells one trial's parameters from another's: a default, or their order, does not."""
+    told = json.dumps(asked.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
