@@ -30,7 +30,9 @@ def of_trial(asked: Mapping[str, Any], trial: Mapping[str, Any]) -> TrainConfig:
             found[outer] = _with(_object(outer, found.get(outer)), inner, value)
         else:
             found[name] = value
-    found.setdefault("gpus_per_worker", 0)
+    if not found.get("trainer"):
+        # What a trainer says of GPUs is known to its driver, which compares it with the places.
+        found.setdefault("gpus_per_worker", 0)
     if not any(name in found for name in RetentionOptions.model_fields):
         found["keep_every_steps"] = 1
     config = TrainConfig.of(**{name: _plain(value) for name, value in found.items()})

@@ -88,6 +88,16 @@ def test_a_trial_that_is_tried_again_goes_on_with_its_run(tmp_path: Path) -> Non
     assert begin(tmp_path, "ab12c_00000", paused).after == 5
 
 
+@pytest.mark.promise("tune-restored")
+def test_the_order_of_parameters_and_what_is_a_default_tell_no_trials_apart(tmp_path: Path) -> None:
+    first = begin(tmp_path, "ab12c_00000", None, settings={"averages": True, "dropout": 0.5})
+    alone.create(RunFolder(str(tmp_path), first.run), first.config, search=first.search)
+    again = {"seed": 0, "settings": {"dropout": 0.5, "averages": True}}
+    assert begin(tmp_path, "ab12c_00000", None, **again).run == first.run
+    other = begin(tmp_path, "ab12c_00000", None, **{**again, "seed": 1})
+    assert other.run == f"{first.run}-g2"
+
+
 def test_a_checkpoint_that_is_gone_or_another_is_refused(tmp_path: Path) -> None:
     folder = train(tmp_path, begin(tmp_path, "ab12c_00000", None), 1)
     reference = named(folder, "ab12c_00000")
@@ -156,6 +166,9 @@ def test_a_trials_own_parameters_take_the_place_of_the_searchs() -> None:
         1,
         0,
     )
+    # None is given by default, but to a trainer, which says itself how many its workers have.
+    assert config.gpus_per_worker == 0
+    assert of_trial({"trainer": "some.module:factory"}, {}).gpus_per_worker is None
     for wrong in ({"ray_address": "http://head:8265"}, {"num_workers": (1, 2)}, {"epoch": 3}):
         with pytest.raises(ConfigError, match=next(iter(wrong))[:3]):
             of_trial(ASKED, wrong)
