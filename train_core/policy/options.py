@@ -6,9 +6,17 @@ it. `train_core/config/__init__.py` lists all groups.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
 MAY_CHANGE: dict[str, JsonValue] = {"may_change": True}
@@ -25,6 +33,16 @@ class Options(BaseModel):
     """Base of the groups of a training's parameters: frozen, and unknown names are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
+        """As pydantic takes True for 1."""
+        assert info.field_name, "it is of a field"
+        annotation = cls.model_fields[info.field_name].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError(f"{value} is a truth value, and none is expected here")
+        return value
 
 
 def overrides_of(options: type[Options]) -> type[BaseModel]:
