@@ -33,7 +33,7 @@ from train_core.storage.coordination.stop_request import SCHEDULER, stop_request
 from train_core.storage.objects.store import Store
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Commit, RunFolder
-from train_core.storage.runs_of_storage import is_run_finished, read_runs
+from train_core.storage.runs_of_storage import is_run_finished, is_training_finished, read_runs
 
 STOPPED_BY_SCHEDULER = "stopped by the scheduler"
 """The state of a trial's run that a search has ended before its end, or has paused."""
@@ -215,7 +215,19 @@ def _state(
         return "failed"
     if question:
         return "answered"
+    if _is_trained_trial(folder, record, scanned.newest):
+        return "finished"
     return STOPPED_BY_SCHEDULER if _was_ended_by_scheduler(folder) else "interrupted"
+
+
+def _is_trained_trial(folder: RunFolder, record: RunRecord, newest: Commit | None) -> bool:
+    """Whether the run is a trial's whose training is over, and nothing else was asked of it.
+
+    A search may end its driver before that has let go of the run.
+    """
+    asked = folder.newest_request(record)
+    is_trial = record.search is not None and asked.requested == record.requested
+    return is_trial and is_training_finished(newest, asked.config)
 
 
 def _was_ended_by_scheduler(folder: RunFolder) -> bool:

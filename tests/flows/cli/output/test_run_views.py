@@ -20,9 +20,10 @@ from tests.storage.samples import manifest
 from train_core import TrainConfig
 from train_core.client.run_summaries import folded, list_runs, run_status
 from train_core.policy.champion.gate_decision import Outcome
-from train_core.requests import SearchTrial
+from train_core.requests import RecordedPipeline, SearchTrial
 from train_core.storage.coordination.stop_request import SCHEDULER, ask_to_stop
 from train_core.storage.objects.store import Store
+from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.names import REPORT_JSON, RUN_JSON
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
@@ -215,3 +216,28 @@ def test_a_run_that_the_scheduler_has_ended_is_listed_so(storage_url: str) -> No
     held.end = "KILLED"
     held.release()
     assert run_status(folder).state == "stopped by the scheduler"
+
+
+@pytest.mark.parametrize("end", ["", "KILLED"])
+@pytest.mark.promise("tune-stopped")
+def test_a_trial_whose_training_is_over_is_finished_however_its_driver_ended(
+    storage_url: str, end: str
+) -> None:
+    folder = trained(storage_url, "trial")
+    folder.store.delete(REPORT_JSON)
+    held = begin_attempt(folder)
+    ask_to_stop(folder.store, held.attempt, "Ray Tune ends the trial", SCHEDULER)
+    held.end = end
+    held.release()
+    record = folder.record()
+    trial = record.model_copy(update={"search": SearchTrial(search="lr", trial="1")})
+    folder.store.write(RUN_JSON, trial.model_dump_json().encode())
+    assert run_status(folder).state == "finished"
+    # A pipeline that goes on with it has more to do.
+    request = RecordedPipeline(infer_input="test")
+    held = begin_attempt(folder)
+    RunWriter(folder, held.attempt).amend(
+        Amendment(config=trial.config, pipeline=request.model_dump())
+    )
+    held.release()
+    assert run_status(folder).state == "interrupted"
