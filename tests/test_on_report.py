@@ -9,6 +9,8 @@ import pytest
 
 from tests.client.grown import commit, create, grow
 from train_core import TrainConfig, fit
+from train_core.driver.report_feed import ReportFeed
+from train_core.errors import CheckpointError
 from train_core.fitting import reported_before
 from train_core.requests import DriverRequest
 from train_core.results import Reported
@@ -85,3 +87,21 @@ def test_a_validation_that_was_interrupted_is_told_when_it_is_repeated(tmp_path:
     # It was stopped in the validation of step 4, and saved.
     commit(folder, 4, trained, validated, {}, validated=False)
     assert reported_before(request) == 2
+
+
+@pytest.mark.promise("on-report")
+def test_a_journal_that_changes_as_it_is_read_is_read_again(tmp_path: Path) -> None:
+    folder = create(str(tmp_path))
+    segment = grow(folder, 2, 0.5).manifest.journal[0]
+    key = f"journal/{segment.name}"
+    data = folder.store.read(key)
+    folder.store.delete(key)
+    feed = ReportFeed(folder, lambda _: (), is_function=False, poll_s=0.01)
+    with feed.open():
+        # As where a newer commit has it in another segment.
+        assert feed.after(0, wait_s=0) == []
+        # What stays so is damaged.
+        with pytest.raises(CheckpointError, match=segment.name):
+            feed.after(0, wait_s=0.2)
+        folder.store.write(key, data)
+        assert [one.step for one in feed.after(0, wait_s=0)] == [2]

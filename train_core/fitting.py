@@ -82,12 +82,11 @@ def reported_before(request: DriverRequest) -> int:
     """The step from which on the training reports what was not reported before; 0: all of it."""
     folder = RunFolder(request.storage, request.run)
     is_function = not request.config.trainable.uses_pool
-    newest = folder.newest_reported() if is_function else folder.newest()
-    if newest is None or is_function:
-        return newest.step if newest else 0
+    lasting = [one for one in folder.checkpoints() if not one.manifest.reports_again]
     # IMPORTANT: a checkpoint may have been saved before the validation of its step.
-    entries = read_segments(folder.store, newest.manifest.journal)
-    return max((one.step for one in entries if is_validation(one.metrics)), default=0)
+    entries = read_segments(folder.store, lasting[-1].manifest.journal if lasting else ())
+    reports = (one.step for one in entries if is_function or is_validation(one.metrics))
+    return max(reports, default=0)
 
 
 def extend_run(

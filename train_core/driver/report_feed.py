@@ -61,6 +61,7 @@ class ReportFeed:
         CheckpointError if the journal is damaged.
         """
         deadline = time.monotonic() + wait_s
+        fault = ""
         while True:
             # Before it is read: what is committed until the end is found.
             is_last = self._is_over.is_set() or time.monotonic() >= deadline
@@ -68,10 +69,12 @@ class ReportFeed:
                 if found := self._found(step):
                     return found
             except (StorageError, CheckpointError) as error:
-                # A part of the journal may just have been merged into another one; one that is
-                # damaged stays so.
-                if self._is_over.is_set() or (is_last and isinstance(error, CheckpointError)):
+                # A part of the journal may just have been merged into another one; what is damaged
+                # is so the next time, too.
+                is_damaged = isinstance(error, CheckpointError) and str(error) == fault
+                if self._is_over.is_set() or (is_last and is_damaged):
                     raise
+                fault = str(error)
                 _log.debug("the reports cannot be read now: %s", error)
             if is_last:
                 return []
@@ -79,7 +82,7 @@ class ReportFeed:
 
     def _found(self, step: int) -> list[Reported]:
         commits = self._folder.scan().good
-        newest = next((one for one in reversed(commits) if _counts(one)), None)
+        newest = next((one for one in reversed(commits) if not one.manifest.reports_again), None)
         entries = list(self._covered(newest, step)) if newest else []
         # From there on, as the driver forgets what is covered.
         reached = max([step, *(one.step for one in entries)])
@@ -103,15 +106,6 @@ class ReportFeed:
         ]
         found = read_segments(self._folder.store, segments)
         return (entry for entry in found if entry.step > after)
-
-
-def _counts(commit: Commit) -> bool:
-    """Whether the reports that it covers are made.
-
-    A function that failed or was stopped makes those again that it made after its newest folder.
-    """
-    manifest = commit.manifest
-    return not manifest.is_function_end or manifest.is_last
 
 
 def _by_step(entries: Iterable[Entry]) -> dict[int, dict[str, float | None]]:

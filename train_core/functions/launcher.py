@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from itertools import takewhile
 
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.train import WorkerGroupError
@@ -27,11 +26,7 @@ from train_core.errors import EvertrainError, FencedError, StorageError, UserCod
 from train_core.functions.init_folder import pinned_origin
 from train_core.functions.ray_private_hooks import RayTrainError, failure_of_worker
 from train_core.functions.reports.channel import DriverLostError
-from train_core.functions.reports.committer import (
-    awaited_topic,
-    commit_reports,
-    uncovered_entries,
-)
+from train_core.functions.reports.committer import commit_reports, uncovered_entries
 from train_core.functions.task import ABORT, DamagedFolderError, FunctionTask, TrainingEnds
 from train_core.functions.trainer import make_ready, new_trainer
 from train_core.policy.restarts import Ended
@@ -75,8 +70,7 @@ class FunctionLauncher:
         A report with a folder is none before it is committed.
         """
         try:
-            found = uncovered_entries(self._read, after)
-            return list(takewhile(lambda one: self._read(awaited_topic(one.step)) is None, found))
+            return list(uncovered_entries(self._read, after, without_folder=True))
         except ConnectionError:
             # The attempt is over, and its store is closed.
             return []

@@ -12,10 +12,16 @@ from tests.compat.reports.ranks import Ranks, entries, write
 from train_core import infer, open_run
 from train_core.client.run_summaries import list_runs, run_status
 from train_core.errors import ConfigError, FencedError
-from train_core.functions.launcher import _keep_metrics
+from train_core.fitting import reported_before
+from train_core.functions.launcher import FunctionLauncher, _keep_metrics
+from train_core.functions.reports.channel import ReportChannel
+from train_core.functions.reports.committer import Committer, uncovered_topic
 from train_core.policy.stop_reasons import StopReason
+from train_core.rank.distributed.rendezvous import Membership
+from train_core.requests import DriverRequest
 from train_core.storage.cleanup.retention_after_commit import delete_superseded
 from train_core.storage.records.documents import MAX_ENTRIES
+from train_core.storage.records.manifest import ReportedFolder
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.storage.runs_of_storage import is_training_finished
@@ -163,3 +169,47 @@ def test_metrics_that_no_manifest_can_have_do_not_hide_why_the_training_ended(
     keep(folder, ranks)
     assert folder.checkpoints() == []
     assert "the metrics of the last reports are not kept" in caplog.text
+
+
+@pytest.mark.promise("on-report")
+def test_only_what_a_function_makes_again_is_told_again(
+    folder: RunFolder, start: Callable[..., Ranks], tmp_path: Path
+) -> None:
+    first = start(1)
+    first.report([write(tmp_path / "1", a="1")], {"loss": 1})
+    first.report([None], {"loss": 2})
+    first.wait()
+    asked = first.task.config
+    request = DriverRequest(storage=folder.storage, run=folder.name, config=asked)
+    # Its second report is committed with its end.
+    keep(folder, first)
+    assert reported_before(request) == 1
+    second = start(1)
+    second.report([None], {"loss": 2})
+    second.report([None], {"loss": 3})
+    second.end()
+    assert reported_before(request) == 3
+
+
+@pytest.mark.promise("on-report")
+def test_a_report_with_a_folder_is_not_told_without_it_as_it_is_committed(
+    folder: RunFolder, start: Callable[..., Ranks]
+) -> None:
+    ranks, launcher = start(1), FunctionLauncher()
+    task = ranks.task
+    channel = ReportChannel(Membership(task.host, task.port, task.group, 0, 1))
+    committer = Committer(task, channel)
+    committer.add(1, [{"loss": 1.0}])
+    committer.add(2, [{"loss": 2.0}], has_folder=True)
+
+    def read(key: str) -> str | None:
+        found = ranks.store.read(task.group, key)
+        if key == uncovered_topic(2) and not folder.checkpoints():
+            committer.commit(2, ReportedFolder(name="", world_size=1), [], stops=False)
+            committer.clean_up()
+        return found
+
+    launcher._read = read
+    assert [one.step for one in launcher.uncovered(0)] == [1]
+    assert [one.step for one in folder.checkpoints()] == [2]
+    committer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
@@ -68,10 +69,9 @@ class Committer:
         }
         self._journal.add(number, numbers, texts=texts, by_rank=others)
         entry = self._journal.pending[-1]
-        if has_folder:
-            self._channel.announce(awaited_topic(number), "")
         # If this process dies, and nobody repeats the report, the driver commits it.
-        self._channel.announce(uncovered_topic(number), entry.model_dump(mode="json"))
+        message = {"entry": entry.model_dump(mode="json"), "has_folder": has_folder}
+        self._channel.announce(uncovered_topic(number), message)
         self._journal.show(
             attempt=self.writer.attempt,
             step=number,
@@ -103,7 +103,6 @@ class Committer:
         self._has_new_commit = False
         for entry in self._covered:
             self._channel.forget(uncovered_topic(entry.step))
-            self._channel.forget(awaited_topic(entry.step))
         # A rank that has not read of the newest commit yet may be handed the one before.
         before = {str(self._before.name)} if self._before else set()
         delete_superseded(self.writer, self._task.config, kept=before | self._held)
@@ -171,18 +170,21 @@ def uncovered_topic(number: int) -> str:
     return f"uncovered-{number}"
 
 
-def awaited_topic(number: int) -> str:
-    """Where the driver's store says that the folder of a report is about to be committed."""
-    return f"awaited-{number}"
+def uncovered_entries(
+    read: Callable[[str], str | None], after: int, *, without_folder: bool = False
+) -> Iterator[Entry]:
+    """The reports after the number `after`, from the driver's store, which outlives rank 0.
 
-
-def uncovered_entries(read: Callable[[str], str | None], after: int) -> Iterator[Entry]:
-    """The reports after the number `after`, from the driver's store, which outlives rank 0."""
+    With `without_folder`, those before the first one that has a folder.
+    """
     for number in count(after + 1):
         found = read(uncovered_topic(number))
         if found is None:
             return
-        yield Entry.model_validate_json(found)
+        message = json.loads(found)
+        if without_folder and message["has_folder"]:
+            return
+        yield Entry.model_validate(message["entry"])
 
 
 def _epoch_after(before: Commit | None, metrics: Mapping[str, float | None]) -> int:

@@ -213,6 +213,14 @@ class CheckpointManifest(CommitFacts, Manifest):
         return self.reported is None and not self.files
 
     @property
+    def reports_again(self) -> bool:
+        """Whether a training function that goes on makes the newest reports of this again.
+
+        It failed or was stopped here, and goes on from its newest folder.
+        """
+        return self.is_function_end and not self.is_last
+
+    @property
     def is_last(self) -> bool:
         """Whether the training ended here by itself, and not because somebody wanted it."""
         return is_final(self.stopped_by)
