@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ class SearchedSettings(Settings):
     """The metric: who has more of it is better."""
     pause_s: float = 0
     """Before each step."""
+    gate: str = ""
+    """A file: while it says `closed`, no step is made."""
 
 
 class Searched(Workload[SearchedSettings]):
@@ -47,6 +50,8 @@ class Searched(Workload[SearchedSettings]):
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         time.sleep(self.settings.pause_s)
+        while (gate := Path(self.settings.gate)).is_file() and gate.read_text() == "closed":
+            time.sleep(0.05)
         return nn.functional.cross_entropy(outputs, batch["targets"])
 
     def metrics(self) -> dict[str, torchmetrics.Metric]:
