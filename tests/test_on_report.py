@@ -14,6 +14,7 @@ from train_core.errors import CheckpointError
 from train_core.fitting import reported_before
 from train_core.requests import DriverRequest
 from train_core.results import Reported
+from train_core.storage.committed import Scan
 from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import RunFolder
 
@@ -105,3 +106,35 @@ def test_a_journal_that_changes_as_it_is_read_is_read_again(tmp_path: Path) -> N
             feed.after(0, wait_s=0.2)
         folder.store.write(key, data)
         assert [one.step for one in feed.after(0, wait_s=0)] == [2]
+
+
+class Counted(RunFolder):
+    """Counts how often all checkpoints are looked at."""
+
+    scans = 0
+
+    def scan(self) -> Scan:
+        Counted.scans += 1
+        return super().scan()
+
+
+@pytest.mark.promise("on-report")
+def test_who_waits_for_a_report_reads_no_checkpoint_again(tmp_path: Path) -> None:
+    folder = create(str(tmp_path))
+    grow(folder, 2, 0.5)
+    feed = ReportFeed(
+        Counted(str(tmp_path), folder.name), lambda _: (), is_function=False, poll_s=0.001
+    )
+    with feed.open():
+        assert [one.step for one in feed.after(0, wait_s=0)] == [2]
+        Counted.scans = 0
+        assert feed.after(2, wait_s=0.1) == []
+        assert Counted.scans == 1
+        # A checkpoint without a report, and one with.
+        trained = Entry(step=3, time=3.0, metrics={"train/loss": 1.0})
+        newest = commit(folder, 3, [trained], folder.newest(), {}, validated=False)
+        assert feed.after(2, wait_s=0.1) == []
+        assert Counted.scans == 2
+        validated = Entry(step=4, time=4.0, metrics={"validation/loss": 1.0})
+        commit(folder, 4, [validated], newest, {})
+        assert [one.step for one in feed.after(2, wait_s=0)] == [4]

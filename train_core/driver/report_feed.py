@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from train_core.errors import CheckpointError, StorageError
@@ -44,6 +44,8 @@ class ReportFeed:
         self._is_function = is_function
         self._poll_s = poll_s
         self._is_over = threading.Event()
+        self._nothing_new: tuple[set[str], int] = set(), -1
+        """The commits that were read last, and the step after which they have no report."""
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -81,9 +83,15 @@ class ReportFeed:
             self._is_over.wait(self._poll_s)
 
     def _found(self, step: int) -> list[Reported]:
-        commits = self._folder.scan().good
+        known, _ = self._nothing_new
+        committed = self._folder.committed_names(known)
+        # There may be hundreds: their manifests are not read again at every poll.
+        is_read = self._nothing_new == (committed, step)
+        commits = [] if is_read else self._folder.scan().good
         newest = next((one for one in reversed(commits) if not one.manifest.reports_again), None)
         entries = list(self._covered(newest, step)) if newest else []
+        if not any(self._is_report(one.metrics) for one in entries):
+            self._nothing_new = committed, step
         # From there on, as the driver forgets what is covered.
         reached = max([step, *(one.step for one in entries)])
         entries += self._uncovered(reached)
@@ -95,8 +103,11 @@ class ReportFeed:
                 checkpoint=self._folder.summary(by_step[number]) if number in by_step else None,
             )
             for number, metrics in _by_step(entries).items()
-            if self._is_function or is_validation(metrics)
+            if self._is_report(metrics)
         ]
+
+    def _is_report(self, metrics: Mapping[str, float | None]) -> bool:
+        return self._is_function or is_validation(metrics)
 
     def _covered(self, commit: Commit, after: int) -> Iterator[Entry]:
         segments = [

@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from copy import copy
 from typing import Any, Self
 
@@ -42,6 +42,7 @@ from train_core.storage.records.data_files import FileList, key_of, read_file_li
 from train_core.storage.records.documents import read_document, read_object, read_small
 from train_core.storage.records.manifest import is_committed
 from train_core.storage.records.names import (
+    CHECKPOINTS,
     CURVES_PNG,
     LIVE_JSON,
     REPORT_JSON,
@@ -157,6 +158,18 @@ class RunFolder:
     def newest_reported(self) -> Commit | None:
         """The newest of `reported`; None if there is none."""
         return next(reversed(self.reported()), None)
+
+    def committed_names(self, known: Collection[str] = ()) -> set[str]:
+        """The names of the checkpoints that look committed; after the `known` ones nobody looks.
+
+        The requests are cheap: they may be made at every poll.
+        """
+        parsed = map(CheckpointName.parse, self.store.names(CHECKPOINTS))
+        return {
+            str(name)
+            for name in parsed
+            if name and (str(name) in known or self.exists_checkpoint(name))
+        }
 
     def exists_checkpoint(self, name: CheckpointName) -> bool:
         """Whether the checkpoint was committed and is not deleted."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from train_core.errors import CheckpointError
 from train_core.policy.end_status import EndStatus
 from train_core.storage.records.journal import Entry, read_good_segments
-from train_core.storage.records.names import CHECKPOINTS, CheckpointName, SegmentName
+from train_core.storage.records.names import SegmentName
 from train_core.storage.run_folder import Commit
 from train_core.tracking.journal_points import (
     POSITION_TAG,
@@ -40,7 +40,7 @@ class ShownTraining:
 
         Returns whether the training's last checkpoint was sent.
         """
-        committed = self._committed_names()
+        committed = self._shown.folder.committed_names(self._commits or ())
         if self._commits is None or not committed <= self._commits:
             self._is_complete = self._show()
             self._commits = committed
@@ -95,16 +95,6 @@ class ShownTraining:
 
         figures = training_figures(self._shown.folder.store, newest)
         self._shown.keep_figures("train", figures, {_CURVES_OF: newest.digest})
-
-    def _committed_names(self) -> set[str]:
-        """The names that look committed. The requests are cheap: they are made at every poll."""
-        folder, sent = self._shown.folder, self._commits or set()
-        parsed = map(CheckpointName.parse, folder.store.names(CHECKPOINTS))
-        return {
-            str(name)
-            for name in parsed
-            if name and (str(name) in sent or folder.exists_checkpoint(name))
-        }
 
 
 def _last_step(segment: str) -> int:
