@@ -81,6 +81,9 @@ class Trial(Trainable):
         found = self._training.generation
         named = self._training.reference(report, self.trial_id)
         self._reference = named.with_checkpoint_of(self._reference)
+        if self._training.has_last:
+            # Before Tune knows: at the end of a search it waits ten seconds for a trial to end.
+            self._training.wait()
         metrics = {
             name: math.nan if value is None else value for name, value in report.metrics.items()
         }
@@ -194,9 +197,14 @@ class TrialTraining:
             }
         )
 
+    def wait(self) -> None:
+        """Wait until the training has ended by itself, which has given its last report."""
+        self._wanted.release()
+        self._thread.join()
+
     def end(self) -> None:
         """End a training that still runs: it is stopped by the scheduler, and saved."""
-        if not self.has_last:
+        if self._thread.is_alive():
             self._is_ending.set()
             self._close_driver(EndStatus.KILLED)
         self._wanted.release()
