@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from train_core import list_runs
 from train_core.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from train_core.tune.trial import Trial
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,7 @@ def search(tunes_ray: None, tmp_path: Path) -> Callable[..., Any]:
         name: str = "search",
         run_config: dict[str, Any] | None = None,
         tune_config: dict[str, Any] | None = None,
+        kind: Callable[[type[Trial]], type[Trial]] = lambda made: made,
         **parameters: Any,
     ) -> Any:
         asked = {
@@ -53,7 +57,7 @@ def search(tunes_ray: None, tmp_path: Path) -> Callable[..., Any]:
             for one in ("workload", "batch_size", "epochs", "accept"):
                 del asked[one]
         tuner = tune.Tuner(
-            trainable(**asked),
+            kind(trainable(**asked)),
             param_space=space,
             tune_config=tune.TuneConfig(**(tune_config or {})),
             run_config=tune.RunConfig(

@@ -29,7 +29,7 @@ class PauseOnce(FIFOScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> Any:
         if result["training_iteration"] != 2 or self._gate.exists():
             return TrialScheduler.CONTINUE
-        # The training stands from here on, and cannot be saved.
+        # The training waits for Tune at its next validation, whose first batch does not come.
         self._gate.write_text("closed")
         return TrialScheduler.PAUSE
 
@@ -44,7 +44,7 @@ class OpenLater(tune.Callback):
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
         self.starts += 1
         if self.starts == 2:
-            open_s = 5 * TIMING.coordination.dying_grace_s
+            open_s = 4 * TIMING.coordination.dying_grace_s
             threading.Timer(open_s, self._gate.write_text, ["open"]).start()
 
 

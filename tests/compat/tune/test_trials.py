@@ -11,9 +11,9 @@ import pytest
 from train_core import list_runs
 from train_core.client.checkpoint import Checkpoint
 from train_core.storage.coordination import lease
-from train_core.storage.coordination.holder import Holder
 from train_core.storage.run_folder import RunFolder
 from train_core.tune import TuneCheckpoint
+from train_core.tune.trial import Trial
 
 pytest.importorskip("ray.tune")
 
@@ -22,18 +22,16 @@ from ray import tune
 from tests.compat.tune.watch import Watch
 
 
-class AtEnd(tune.Callback):
-    """Notes who has the run of a trial, and how it ended, as Tune hears of its end."""
+def telling_who_has_the_run(made: type[Trial]) -> type[Trial]:
+    """The same trials; at each report they tell whether a process has the run, and how it ended."""
 
-    def __init__(self) -> None:
-        self.seen: list[tuple[Holder | None, str]] = []
+    class Telling(made):  # type: ignore[misc, valid-type]
+        def step(self) -> dict[str, Any]:
+            result = super().step()
+            holder, end = lease.holder_and_end(RunFolder.at(result["evertrain/run"]).store)
+            return {**result, "is_held": holder is not None, "end": end}
 
-    def on_trial_result(
-        self, iteration: int, trials: Any, trial: Any, result: Any, **_: Any
-    ) -> None:
-        if result["evertrain/step"] == 24:
-            store = RunFolder.at(result["evertrain/run"]).store
-            self.seen.append(lease.holder_and_end(store))
+    return Telling
 
 
 @pytest.mark.timeout(300)
@@ -41,14 +39,15 @@ class AtEnd(tune.Callback):
 def test_trials_are_runs_on_tunes_ray_and_who_is_stopped_is_shown_so(
     search: Callable[..., Any], runs: Callable[[], dict[str, RunFolder]], tmp_path: Path
 ) -> None:
-    watch, at_end = Watch(), AtEnd()
+    watch = Watch()
 
     def stops(trial: str, result: dict[str, Any]) -> bool:
         return bool(result["validation/score"] == 1 and result["training_iteration"] == 2)
 
     results = search(
         {"settings.score": tune.grid_search([1, 3])},
-        run_config={"callbacks": [watch, at_end], "stop": stops},
+        run_config={"callbacks": [watch], "stop": stops},
+        kind=telling_who_has_the_run,
         epochs=6,
     )
     assert not results.errors
@@ -74,7 +73,8 @@ def test_trials_are_runs_on_tunes_ray_and_who_is_stopped_is_shown_so(
             assert weights == Path(own, "model.safetensors").read_bytes()
         assert Checkpoint.from_directory(named.uri).name == named.name
     # Nothing of it was left to be killed as the search ended.
-    assert at_end.seen == [(None, "FINISHED")]
+    assert list(finished.metrics_dataframe["is_held"]) == [True] * 5 + [False]
+    assert finished.metrics["end"] == "FINISHED"
     # All reports reached Tune, each with a checkpoint.
     assert list(finished.metrics_dataframe["evertrain/step"]) == [4, 8, 12, 16, 20, 24]
     assert len(finished.best_checkpoints) == 6

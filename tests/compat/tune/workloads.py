@@ -22,7 +22,7 @@ class SearchedSettings(Settings):
     pause_s: float = 0
     """Before each step."""
     gate: str = ""
-    """A file: while it says `closed`, no step is made."""
+    """A file: while it says `closed`, no batch comes, also of a validation."""
 
 
 class Searched(Workload[SearchedSettings]):
@@ -43,6 +43,8 @@ class Searched(Workload[SearchedSettings]):
         return ArrayDataset(x=x, label=(x[:, 0] > 0).astype(np.int64))
 
     def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        while (gate := Path(self.settings.gate)).is_file() and gate.read_text() == "closed":
+            time.sleep(0.05)
         batch = {"inputs": torch.from_numpy(np.ascontiguousarray(columns["x"], np.float32))}
         if "label" in columns:
             batch["targets"] = torch.from_numpy(np.ascontiguousarray(columns["label"]))
@@ -50,8 +52,6 @@ class Searched(Workload[SearchedSettings]):
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         time.sleep(self.settings.pause_s)
-        while (gate := Path(self.settings.gate)).is_file() and gate.read_text() == "closed":
-            time.sleep(0.05)
         return nn.functional.cross_entropy(outputs, batch["targets"])
 
     def metrics(self) -> dict[str, torchmetrics.Metric]:
