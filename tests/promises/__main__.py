@@ -1,28 +1,31 @@
 """Which tests hold what README and docs promise.
 
-A test says `@pytest.mark.promise("key")`, with keys of tests/promises/promised.py.
-`python -m tests.promises` writes the tables of docs/testing.md. With `--check`, a part of
-`make check`, it writes nothing, and fails where a promise has no test that `make test` runs on
-every machine, a promise that only slow tests hold has none that CI runs, a test names none of these
-promises, or the tables are not what the tests say.
+The tables of docs/testing.md have the promises: a new one is a new row, without tests. A test says
+`@pytest.mark.promise("key")`, and `python -m tests.promises` writes the tests into the rows. With
+`--check`, a part of `make check`, it writes nothing, and fails where a promise has no test that
+`make test` runs on every machine, a promise that only slow tests hold has none that CI runs, a test
+names none of these promises, or the rows are not what the tests say.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from tests.promises.promised import HELD_BY_ALL_TESTS, PROMISES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/testing.md"
 IN_CI = ROOT / "tests/slow_in_ci.txt"
 """The slow tests that CI runs for each commit: of each the file, the name, and which values."""
 BEGIN, END = "<!-- promises: begin -->", "<!-- promises: end -->"
+BY_ALL_TESTS = "## Held by CI and `make test-all`"
+"""Below it are those whose tests take ten CPU seconds and more, an S3 server or networks."""
+ROW = re.compile(r"^\| `([\w-]+)` \| (.+?) \| .*\|$", re.MULTILINE)
+"""A promise: its key, its sentence, and its tests."""
 SLOW = "slow"
 LEFT_OUT_BY_MARK = {
     "slow": SLOW,
@@ -33,9 +36,6 @@ LEFT_OUT_BY_MARK = {
 }
 LEFT_OUT_BY_FIXTURE = {"real_data": "MNIST's files", "object_store": "S3"}
 """What a test has that `make test` leaves out, or skips on some machines, and the page's word."""
-
-Promises = Mapping[str, Mapping[str, str]]
-"""By their pages: the key and the sentence of each."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,16 @@ def held_by(tests: Path) -> list[Held]:
     return [held for file in files for held in held_in(file, str(file.relative_to(tests)))]
 
 
-def faults_of(promises: Promises, held: list[Held], by_all: Promises) -> list[str]:
-    """What is wrong with the promises and their tests; `by_all`: those of `make test-all`."""
-    texts = {key: text for of_page in promises.values() for key, text in of_page.items()}
-    texts_by_all = {key: text for of_page in by_all.values() for key, text in of_page.items()}
+def promised_in(page: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The sentences of the page's promises by their keys, and of those of `make test-all` alone."""
+    tables = page.partition(BEGIN)[2].partition(END)[0]
+    everywhere, _, by_all = tables.partition(BY_ALL_TESTS)
+    return dict(ROW.findall(everywhere)), dict(ROW.findall(by_all))
+
+
+def faults_of(page: str, held: list[Held]) -> list[str]:
+    """What is wrong with the page's promises and their tests."""
+    texts, texts_by_all = promised_in(page)
     kept = {one.promise for one in held if not one.left_out}
     kept_by_all = {one.promise for one in held}
     kept_in_ci = {one.promise for one in held if one.left_out != SLOW}
@@ -127,46 +133,36 @@ def faults_of(promises: Promises, held: list[Held], by_all: Promises) -> list[st
             if key in kept_by_all - kept_in_ci
         ),
         *(
-            f"{one.test} names the promise {one.promise!r}, "
-            "which tests/promises/promised.py does not have"
+            f"{one.test} names the promise {one.promise!r}, which {PAGE.name} does not have"
             for one in held
             if one.promise not in texts | texts_by_all
         ),
     ]
 
 
-def table(promises: Promises, held: list[Held]) -> str:
-    """For each page its promises, with their tests."""
-    lines = []
-    for page, of_page in promises.items():
-        lines += [f"### {page}", "", "| key | promise | tests |", "| --- | --- | --- |"]
-        for key, text in of_page.items():
-            tests = [
-                f"`{one.test}`" + (f" ({one.left_out})" if one.left_out else "")
-                for one in held
-                if one.promise == key
-            ]
-            lines.append(f"| `{key}` | {text} | {'<br>'.join(tests)} |")
-        lines.append("")
-    return "\n".join(lines)
+def filled(page: str, held: list[Held]) -> str:
+    """The page with the tests in the rows of its promises."""
+
+    def row(found: re.Match[str]) -> str:
+        key, text = found.groups()
+        tests = [
+            f"`{one.test}`" + (f" ({one.left_out})" if one.left_out else "")
+            for one in held
+            if one.promise == key
+        ]
+        return f"| `{key}` | {text} | {'<br>'.join(tests)} |"
+
+    before, begin, rest = page.partition(BEGIN)
+    tables, end, after = rest.partition(END)
+    return f"{before}{begin}{ROW.sub(row, tables)}{end}{after}"
 
 
-def filled(page: str, promises: Promises, held: list[Held], by_all: Promises) -> str:
-    """The page with the tables between its comments."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    tables = table(promises, held)
-    if by_all:
-        tables += f"\n## Held by CI and `make test-all`\n\n{table(by_all, held)}"
-    return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
-
-
-def check(promises: Promises, tests: Path, page: Path, by_all: Promises) -> list[str]:
+def check(page: Path, tests: Path) -> list[str]:
     """All that is wrong; nothing is written."""
-    held = held_by(tests)
-    if faults := faults_of(promises, held, by_all):
+    held, written = held_by(tests), page.read_text()
+    if faults := faults_of(written, held):
         return faults
-    if filled(page.read_text(), promises, held, by_all) != page.read_text():
+    if filled(written, held) != written:
         return [f"{page} is stale: run `.venv/bin/python -m tests.promises`"]
     return []
 
@@ -176,9 +172,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
     asked = parser.parse_args()
     if not asked.check:
-        held = held_by(ROOT / "tests")
-        PAGE.write_text(filled(PAGE.read_text(), PROMISES, held, HELD_BY_ALL_TESTS))
-    if faults := check(PROMISES, ROOT / "tests", PAGE, HELD_BY_ALL_TESTS):
+        PAGE.write_text(filled(PAGE.read_text(), held_by(ROOT / "tests")))
+    if faults := check(PAGE, ROOT / "tests"):
         sys.exit("\n".join(faults))
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.promises import __main__ as promises
-from tests.promises.__main__ import BEGIN, END, IN_CI, ROOT, check, filled, held_by
-from tests.promises.promised import HELD_BY_ALL_TESTS, PROMISES
+from tests.promises.__main__ import (
+    BEGIN,
+    BY_ALL_TESTS,
+    END,
+    IN_CI,
+    PAGE,
+    ROOT,
+    check,
+    filled,
+    held_by,
+    promised_in,
+)
 
-EXACT = {"docs/a.md": {"exact": "A run is exact."}}
+EXACT = f"before\n{BEGIN}\n| `exact` | A run is exact. | |\n{END}\nafter\n"
 MARKED = '@pytest.mark.promise("exact")\n'
 
 
@@ -34,16 +45,15 @@ def write(tests: Path, marks: str, *, name: str = "a", arguments: str = "", head
 
 def faults(tests: Path, page: Path) -> list[str]:
     """What is wrong, where the table is what the tests say."""
-    page.write_text(filled(f"before\n{BEGIN}\nold\n{END}\nafter\n", EXACT, held_by(tests), {}))
-    return check(EXACT, tests, page, {})
+    page.write_text(filled(EXACT, held_by(tests)))
+    return check(page, tests)
 
 
 def test_a_promise_is_held_by_a_test_that_names_it(tests: Path, page: Path) -> None:
     write(tests, MARKED + '@pytest.mark.parametrize("slow", [1])\n', arguments="slow: int")
     assert faults(tests, page) == []
-    assert page.read_text().startswith(f"before\n{BEGIN}\n\n### docs/a.md\n")
-    assert "| `exact` | A run is exact. | `deep/test_a.py::test_a` |\n" in page.read_text()
-    assert page.read_text().endswith(f"\n{END}\nafter\n")
+    row = "| `exact` | A run is exact. | `deep/test_a.py::test_a` |"
+    assert page.read_text() == f"before\n{BEGIN}\n{row}\n{END}\nafter\n"
 
 
 @pytest.mark.parametrize(
@@ -103,34 +113,36 @@ def test_a_page_that_is_stale_is_found_and_not_written(tests: Path, page: Path) 
     assert faults(tests, page) == []
     write(tests, MARKED, name="b")
     before = page.read_text()
-    (found,) = check(EXACT, tests, page, {})
+    (found,) = check(page, tests)
     assert found.startswith(f"{page} is stale: run ")
     assert page.read_text() == before
 
 
 def test_the_promises_are_those_of_pages_that_exist_and_each_key_is_of_one() -> None:
-    both = [*PROMISES.items(), *HELD_BY_ALL_TESTS.items()]
-    assert [page for page, _ in both if not (ROOT / page).is_file()] == []
-    counted = Counter(key for _, of_page in both for key in of_page)
+    page = PAGE.read_text()
+    tables = page.partition(BEGIN)[2]
+    of = re.findall(r"^### (.+)$", tables, re.MULTILINE)
+    assert [page for page in of if not (ROOT / page).is_file()] == []
+    counted = Counter(re.findall(r"^\| `([^`]*)", tables, re.MULTILINE))
     assert [key for key, count in counted.items() if count > 1] == []
+    assert [*counted] == [key for promises in promised_in(page) for key in promises]
 
 
 def test_a_promise_of_all_tests_needs_one_that_may_be_slow_and_that_ci_runs(
     tests: Path, page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tests, MARKED)
-    by_all = {"docs/a.md": {"nodes": "A node may vanish."}}
-    page.write_text(filled(f"{BEGIN}{END}", EXACT, held_by(tests), by_all))
-    told = ["no test holds the promise 'nodes': A node may vanish."]
-    assert check(EXACT, tests, page, by_all) == told
+    more = f"{BY_ALL_TESTS}\n| `nodes` | A node may vanish. | |\n{END}"
+    page.write_text(filled(EXACT.replace(END, more), held_by(tests)))
+    assert check(page, tests) == ["no test holds the promise 'nodes': A node may vanish."]
     write(tests, '@pytest.mark.promise("nodes")\n@pytest.mark.slow\n', name="b")
-    page.write_text(filled(page.read_text(), EXACT, held_by(tests), by_all))
-    (fault,) = check(EXACT, tests, page, by_all)
+    page.write_text(filled(page.read_text(), held_by(tests)))
+    (fault,) = check(page, tests)
     assert fault.startswith("only slow tests hold the promise 'nodes', and slow_in_ci.txt has none")
     monkeypatch.setattr(promises, "IN_CI", tests / "in_ci.txt")
     promises.IN_CI.write_text("tests/deep/test_b.py::test_b[disk]\n")
-    page.write_text(filled(page.read_text(), EXACT, held_by(tests), by_all))
-    assert check(EXACT, tests, page, by_all) == []
+    page.write_text(filled(page.read_text(), held_by(tests)))
+    assert check(page, tests) == []
     assert (
         "| `nodes` | A node may vanish. | `deep/test_b.py::test_b` (slow, in CI) |"
         in page.read_text()
