@@ -58,12 +58,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def server_of_ranks() -> None:
-    """The server that ranks are forked from, which imports torch."""
-    from tests.ranks import processes
+    """The server that ranks are forked from runs before any test: none is said to have left it.
 
-    processes.start_server()
+    It imports torch, and is started if a file of tests has imported what starts ranks.
+    """
+    if processes := sys.modules.get("tests.ranks.processes"):
+        processes.start_server()
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +124,15 @@ def storage_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
-    """No test leaves a thread, a process or an open file behind.
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test leaves a thread, a process or an open file behind, unless its mark says `leaves`.
 
     A Ray of this process (tests/plugins/process_ray.py) starts some while a test runs; they end
     with it, and nobody looks for them until then.
     """
     ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
+    has_ray = ray is not None and ray.is_initialized()
+    if has_ray or request.node.get_closest_marker("leaves"):
         yield
         return
     before = Belongings.now()

@@ -9,10 +9,8 @@ import pytest
 
 from benchmarks import services
 
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray's processes end a moment after they are killed."""
+# Ray's processes end a moment after they are killed.
+pytestmark = pytest.mark.leaves
 
 
 @pytest.mark.slow

@@ -13,12 +13,8 @@ from train_core.errors import ResourceError
 from train_core.requests import DriverRequest
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """The cluster's own look for them is enough."""
+# The cluster's own look for them is enough.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.leaves]
 
 
 def prepare(storage: Path, **config: Any) -> RunFolder:

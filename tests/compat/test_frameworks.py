@@ -18,17 +18,13 @@ from train_core.errors import UserCodeError
 from train_core.loading import load_function
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+# The driver's processes end with it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.leaves]
 FUNCTIONS = "tests.compat.functions"
 LIBRARIES = {
     *("accelerate", "deepspeed", "lightgbm", "lightning", "pytorch_lightning", "transformers"),
     "xgboost",
 }
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """The driver's processes end with it."""
 
 
 def run(storage: Path, **parameters: Any) -> RunFolder:

@@ -34,10 +34,8 @@ FROM_PYTHON = "import torch\n"
 IN_THE_TEXT = ("trainer = TorchTrainer(train_func", "def trainer():\n")
 """How the pieces of code begin that only show what to change in a script."""
 
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """A command is killed: what it leaves is looked at below."""
+# A command is killed: what it leaves is looked at below.
+pytestmark = pytest.mark.leaves
 
 
 def fenced(kind: str) -> list[str]:

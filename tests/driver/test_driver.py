@@ -42,14 +42,10 @@ from train_core.storage.records.manifest import PredictionsManifest, read_manife
 from train_core.storage.run_folder import RunFolder
 from train_core.text.log_lines import warning_in
 
-pytestmark = pytest.mark.timeout(240)
+# Ray starts workers while a test runs; what is left is looked at when the driver ended.
+pytestmark = [pytest.mark.timeout(240), pytest.mark.leaves]
 
 IMAGES = load_digits().images[:50].astype(np.uint8)
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray starts workers while a test runs; what is left is looked at when the driver ended."""
 
 
 class Trained:

@@ -12,12 +12,11 @@ from tests.pytorch.table import TABLE
 from train_core.errors import ConfigError
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """torch keeps a GPU's threads, and the processes that compile for it."""
+# torch keeps a GPU's threads, and the processes that compile for it.
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+    pytest.mark.leaves,
+]
 
 
 NOT_EXACT = "has no deterministic algorithm"

@@ -27,12 +27,8 @@ from train_core.storage.coordination.lease import newest_attempt
 from train_core.storage.objects.retry_policy import SHORT
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray starts workers while a test runs."""
+# Ray starts workers while a test runs.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.leaves]
 
 
 def test_an_end_that_is_asked_for_between_two_tries_is_the_end(tmp_path: Path) -> None:

@@ -20,10 +20,8 @@ from tests.marks import slow
 
 AWAY = [slow(Mode.ANSWERS_500), slow(Mode.ANSWERS_401), Mode.SILENT]
 
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Prefect's threads and its server live as long as the tests."""
+# Prefect's threads and its server live as long as the tests.
+pytestmark = pytest.mark.leaves
 
 
 @pytest.fixture

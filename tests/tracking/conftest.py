@@ -23,11 +23,6 @@ from tests.web import served
 from train_core.storage.run_folder import RunFolder
 
 
-@pytest.fixture(scope="session", autouse=True)
-def ranks_can_start(server_of_ranks: None) -> None:
-    """The server of ranks runs before any test, so that none is said to have left it behind."""
-
-
 @pytest.fixture(autouse=True)
 def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As everywhere, once MLflow has closed the databases that it keeps open for the process."""

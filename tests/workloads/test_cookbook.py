@@ -179,7 +179,7 @@ def predictions(workload: Workload[Any], weights: Any, columns: Any) -> dict[str
     [name for name in RECIPES if name != "cookbook:Contrastive"],
 )
 def test_it_ends_with_the_same_bits_on_two_workers_and_after_a_kill(
-    name: str, sales: str, tmp_path: Path, server_of_ranks: None
+    name: str, sales: str, tmp_path: Path
 ) -> None:
     config = config_of(name, sales, epochs=2, checkpoint_every_steps=1)
     asked = config.model_dump(mode="json", exclude_defaults=True)

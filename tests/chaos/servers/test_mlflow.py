@@ -20,15 +20,11 @@ from tests.flows.conftest import isolated
 from tests.flows.mlflow_side import shown_at
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+# A server that was restarted is another process; it ends with its fixture.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500), pytest.mark.leaves]
 
 BROKEN = Fault(Kind.REFUSE, times=math.inf, status="500 Internal Server Error", body=b"broken")
 SLOW_S = 10.0
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """A server that was restarted is another process; it ends with its fixture."""
 
 
 @dataclass

@@ -16,12 +16,8 @@ from train_core.client.run_summaries import run_status
 from train_core.errors import ResourceError, UserCodeError
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray starts workers while a test runs; what is left is looked at when the driver ended."""
+# Ray starts workers while a test runs; what is left is looked at when the driver ended.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.leaves]
 
 
 @pytest.mark.promise("own-training-function")

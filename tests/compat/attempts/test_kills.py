@@ -17,14 +17,10 @@ from tests.compat.command import Command
 from train_core import TrainConfig, fit, open_run, verify_run
 from train_core.storage.records.journal import read_segments
 
-pytestmark = pytest.mark.slow
+# Processes are killed: what they leave is looked at below.
+pytestmark = [pytest.mark.slow, pytest.mark.leaves]
 
 Kill = Callable[[Command], None]
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Processes are killed: what they leave is looked at below."""
 
 
 def kill_worker(command: Command) -> None:

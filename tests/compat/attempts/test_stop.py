@@ -14,12 +14,8 @@ from tests.waiting import wait_for
 from train_core import open_run, stop_run
 from train_core.storage.records.journal import read_segments
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """The command is a process of its own."""
+# The command is a process of its own.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.leaves]
 
 
 def by_command(command: Command) -> None:

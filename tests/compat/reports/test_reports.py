@@ -25,16 +25,12 @@ from train_core.results import TrainResult
 from train_core.storage.run_folder import Commit, RunFolder
 from train_core.text.log_lines import warning_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+# Ray starts workers while a test runs; what is left is looked at when the driver ended.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.leaves]
 FILES = {
     *("run.json", "live.json", ".validate_storage_marker", "checkpoint_manager_snapshot.json"),
 }
 FUNCTIONS = "tests.compat.functions.plain"
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Ray starts workers while a test runs; what is left is looked at when the driver ended."""
 
 
 def run_function(

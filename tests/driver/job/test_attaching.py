@@ -52,7 +52,8 @@ from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 from train_core.timing import TIMING
 
-pytestmark = pytest.mark.timeout(600)
+# The cluster's own look for them is enough.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.leaves]
 
 CONFIG: dict[str, Any] = {
     "workload": "tests.rank.tiny:Waiting",
@@ -68,11 +69,6 @@ CONFIG: dict[str, Any] = {
 }
 HELD_AFTER = 3
 AWAY = Fault(Kind.REFUSE, times=math.inf, status="503 Service Unavailable", body=b"away")
-
-
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """The cluster's own look for them is enough."""
 
 
 class Amendment:
