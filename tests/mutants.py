@@ -18,6 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import commands
+
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv/bin/python"
 
@@ -193,19 +195,10 @@ def noticed_by(mutant: Mutant, more: list[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
         tree = copy_of_tree(Path(scratch))
         mutant.put_into(tree)
-        ended = subprocess.run(
+        ended = commands.run(
             [
-                *(
-                    PYTHON,
-                    "-m",
-                    "pytest",
-                    "-m",
-                    "not slow and not s3 and not table",
-                    "-x",
-                    "-q",
-                    "-n",
-                    "4",
-                ),
+                *(PYTHON, "-m", "pytest", "-x", "-q", "-n", "4"),
+                *("-m", "not slow and not s3 and not table"),
                 # Before the environment's own path to the packages, which are without the fault.
                 *("-o", "pythonpath=importable ."),
                 # They look at the code itself, which is another one here.
@@ -214,9 +207,6 @@ def noticed_by(mutant: Mutant, more: list[str]) -> str:
             ],
             cwd=tree,
             env=os.environ | {"PYTHONPATH": f"{tree}/importable:{tree}"},
-            capture_output=True,
-            text=True,
-            check=False,
         )
     if ended.returncode == 0:
         return ""

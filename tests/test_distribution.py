@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.flows.conftest import ROOT, isolated
 
 PACKAGES = {"evertrain_flows", "evertrain_tasks", "train_core"}
@@ -26,7 +27,7 @@ def built(kind: str, source: Path, folder: Path) -> Path:
     """The file that the build backend makes of a folder, as pip and build ask it to."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-c", _BUILD, f"build_{kind}", str(folder)]
-    done = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
+    done = commands.succeed(command, cwd=source)
     return folder / done.stdout.splitlines()[-1]
 
 
@@ -75,15 +76,11 @@ def test_a_wheel_has_the_three_packages_and_runs(checkout: Path, tmp_path: Path)
     found = subprocess.check_output([sys.executable, "-P", "-c", where], env=environment, text=True)
     assert found == f"{installed}{os.sep}train_core{os.sep}loading.py\n"
     for arguments in (["--help"], ["workloads", "train_core.workloads.digits:Digits"]):
-        done = subprocess.run(
+        commands.succeed(
             [sys.executable, "-P", "-m", "evertrain_flows.cli", *arguments],
             cwd=home,
             env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
         )
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

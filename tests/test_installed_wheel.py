@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.flows.conftest import isolated
 from tests.test_distribution import built, checkout
 
@@ -44,15 +45,7 @@ def test_a_wheel_in_an_empty_environment_trains_the_demo(checkout: Path, tmp_pat
         [binaries / "python", "-c", where], env=environment, cwd=home, text=True
     )
     assert found.startswith(f"{tmp_path}/empty/")
-    done = subprocess.run(
-        [binaries / "evertrain", "demo"],
-        env=environment,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    commands.succeed([binaries / "evertrain", "demo"], env=environment, cwd=home)
     report = json.loads((storage / "demo-001/report.json").read_text())
     assert report["test_metrics"]["accuracy"] > 0.9
     assert report["gate"]["decision"]["outcome"] == "promote"

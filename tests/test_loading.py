@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from evertrain_flows.cli.app import main
+from tests import commands
 from tests.flows.conftest import isolated
 from train_core.described_errors import describe, rebuild
 from train_core.errors import WorkloadError
@@ -53,16 +53,10 @@ def test_its_training_is_refused_in_one_line(
     given: dict[str, str], script: str, tmp_path: Path
 ) -> None:
     (flag, name), *_ = given.items()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "evertrain_flows.cli", "retrain"),
-            *(f"--{flag.replace('_', '-')}", name.format(script)),
-        ],
+    done = commands.run(
+        [*(*commands.EVERTRAIN, "retrain"), *(f"--{flag.replace('_', '-')}", name.format(script))],
         cwd=tmp_path,
         env=isolated(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "it called sys.exit(3)" in done.stderr

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests import commands
 
 
 @pytest.mark.slow
@@ -17,10 +18,7 @@ assert "torchmetrics" in sys.modules and "scipy.signal" not in sys.modules
 from scipy.signal import butter
 assert butter(1, 0.5)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
+    commands.succeed([sys.executable, "-c", code])
 
 
 def test_all_that_train_core_exports_is_there_and_its_functions_load_no_torch() -> None:
@@ -33,10 +31,7 @@ assert not {"torch", "ray", "mlflow", "prefect"} & set(sys.modules)
 for name in train_core.__all__:
     assert getattr(train_core, name)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
+    commands.succeed([sys.executable, "-c", code])
 
 
 def test_a_trial_of_a_search_loads_ray_and_no_torch() -> None:
@@ -48,10 +43,7 @@ assert not {"torch", "ray", "mlflow"} & set(sys.modules)
 assert tune.trainable
 assert not {"torch", "mlflow"} & set(sys.modules)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
+    commands.succeed([sys.executable, "-c", code])
 
 
 def test_commands_flows_and_tasks_load_torch_late_or_not_at_all() -> None:
@@ -66,7 +58,4 @@ for package in (evertrain_flows, evertrain_tasks):
             import_module(module.name)
 assert not {"torch", "ray", "mlflow"} & set(sys.modules)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
+    commands.succeed([sys.executable, "-c", code])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.flows.conftest import isolated
 from tests.marks import slow
 from tests.users_project import write_project
@@ -31,13 +32,10 @@ def project(tmp_path: Path) -> Path:
 def evertrain(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The installed program, which knows of the repository by its installation only."""
     inherited = {key: value for key, value in isolated(folder).items() if key != "PYTHONPATH"}
-    return subprocess.run(
+    return commands.run(
         [Path(sys.executable).parent / "evertrain", *arguments],
         cwd=folder,
         env={**inherited, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import commands
 from train_core.search_path import environment
 
 # What torchvision 0.28 does where its library is CUDA's and torch is not.
@@ -43,12 +44,9 @@ def foreign_build(tmp_path: Path) -> Path:
 
 
 def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return commands.run(
         [sys.executable, "-c", code],
         env={**environment(), "PYTHONPATH": f"{folder}:{environment().get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

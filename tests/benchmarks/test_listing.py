@@ -1,13 +1,13 @@
 """The benchmark of listings runs, in small."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.listing import LISTINGS, grow
+from tests import commands
 from train_core.client.checkpoints import list_checkpoints, verify_run
 from train_core.client.run_summaries import list_runs
 from train_core.storage.run_folder import RunFolder
@@ -26,7 +26,7 @@ def test_what_is_listed_is_a_good_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_small_run_has_every_figure() -> None:
     asked = [sys.executable, "-m", "benchmarks.listing", "--count", "3", "--rounds", "1"]
-    shown = subprocess.run(asked, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    shown = commands.succeed(asked, cwd=ROOT).stdout
     figures = json.loads(shown.splitlines()[-1])
     assert figures["seconds"].keys() == LISTINGS.keys()
     assert figures["list_3_s"] > 0

@@ -16,6 +16,7 @@ from typing import IO, Any
 import psutil
 import pyarrow.parquet as pq
 
+from tests import commands
 from tests.chaos.stages import SHOWN, is_held
 from tests.flows.mlflow_side import shown_at
 from tests.rank.digests import digest_of_training
@@ -79,15 +80,7 @@ class House:
 
     def evertrain(self, command: str, run: str) -> list[str]:
         """A command about a run."""
-        return [
-            sys.executable,
-            "-m",
-            "evertrain_flows.cli",
-            command,
-            run,
-            "--storage",
-            self.storage,
-        ]
+        return [*commands.EVERTRAIN, command, run, "--storage", self.storage]
 
     def command(self, run: str, told: dict[str, str] | None = None) -> list[str]:
         """The command, whose ranks find what they are told in their environment."""
@@ -105,15 +98,7 @@ class House:
 
 def undisturbed(house: House, run: str = "undisturbed") -> dict[str, Any]:
     """What becomes of a pipeline that nobody strikes."""
-    done = subprocess.run(
-        house.command(run),
-        cwd=house.home,
-        env=house.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    commands.succeed(house.command(run), cwd=house.home, env=house.environment)
     return outcome(house, run)
 
 

@@ -13,7 +13,6 @@ import os
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.services import BIN, ray_cluster
+from tests import commands
 from tests.chaos.pipeline import House, undisturbed
 from tests.chaos.strike import Fault, strike
 from tests.flows.conftest import isolated
@@ -72,12 +72,9 @@ def sample(address: str, folder: Path, home: Path) -> dict[str, float]:
 
 def count(address: str, what: str, state: str) -> float:
     """How many of Ray's things are in a state."""
-    told = subprocess.run(
+    told = commands.succeed(
         [str(BIN / "ray"), "list", what, "--filter", f"state={state}", "--format", "json"],
         env={**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"},
-        check=True,
-        capture_output=True,
-        text=True,
     )
     # It says so in words where there are none.
     begin = told.stdout.find("[")

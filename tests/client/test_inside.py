@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import commands
 from train_core import fit
 from train_core.client.driver_handle import Driver
 from train_core.client.verify_resume import VerifyResumeRequest, verify_resume
@@ -53,13 +54,10 @@ def in_folder(script: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """The command in the script's folder, marked so that what it leaves is found."""
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([str(script.parent), root, os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
+    return commands.run(
         [sys.executable, *command],
         cwd=script.parent,
         env=os.environ | {"PYTHONPATH": path, "LEFT_BY": str(script)},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=120,
     )
 

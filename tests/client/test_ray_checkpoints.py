@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 from ray.train import Checkpoint as RayCheckpoint
 
+from tests import commands
 from tests.client.grown import contents, create, grow
 from train_core import Checkpoint
 from train_core.errors import ConfigError
@@ -71,5 +71,4 @@ with run.best().as_directory() as path:
 assert not {"torch", "ray", "mlflow", "prefect"} & set(sys.modules)
 """
     command = [sys.executable, "-c", code, str(tmp_path / "digits")]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    commands.succeed(command)

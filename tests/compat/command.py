@@ -6,7 +6,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from evertrain_flows.databases import create_tracking_database
+from tests import commands
 from tests.compat.attempts.kinds import EPOCHS, NUM_WORKERS, PAUSE_S, PLAIN, Kind
 from train_core.storage.run_folder import Commit, RunFolder
 
@@ -42,14 +42,7 @@ class Command:
         with open(self.place / "log.txt", "a") as log:
             self.process = subprocess.Popen(
                 [
-                    *(
-                        sys.executable,
-                        "-m",
-                        "evertrain_flows.cli",
-                        "retrain",
-                        "--run",
-                        self.folder.name,
-                    ),
+                    *(*commands.EVERTRAIN, "retrain", "--run", self.folder.name),
                     *self._function(changes),
                     *("--storage", self.folder.storage, "--tracking-uri", self.tracking_uri),
                     *("--grace-s", str(self.grace_s)),

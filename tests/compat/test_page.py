@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from tests import commands
 from tests.flows.conftest import ROOT
 from tests.flows.deployment.deployed import DELIVERED, filtered
 from tests.flows.deployment.page import ENDED, Reader, is_yaml, steps_of
@@ -111,14 +112,7 @@ class FunctionReader(Reader):
         return said
 
     def see_refused(self, command: str) -> None:
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = commands.run(["bash", "-c", command], cwd=self.folder, env=self.environment)
         assert done.returncode == 2, done.stdout + done.stderr
         self.shown += done.stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from tests import commands
 from train_core import TrainConfig, fit, predictors
 from train_core.errors import WorkloadError
 
@@ -93,17 +93,14 @@ def test_a_predictor_needs_a_function_and_a_workload(given: dict[str, Any], mess
 
 def retrain(place: Path, *more: str) -> subprocess.CompletedProcess[str]:
     config = json.dumps({"epochs": 3, "whole": "--whole" in more})
-    return subprocess.run(
+    return commands.run(
         [
-            *(sys.executable, "-m", "evertrain_flows.cli", "retrain", "--run", "run"),
+            *(*commands.EVERTRAIN, "retrain", "--run", "run"),
             *("--train-fn", FUNCTION, "--train-loop-config", config, "--workload", DIGITS),
             *("--storage", str(place / "runs"), "--tracking-uri", ""),
             *("--monitor", "validation/accuracy"),
             *(one for one in more if one != "--whole"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+        ]
     )
 
 

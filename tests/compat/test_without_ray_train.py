@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sysconfig
 import venv
 from importlib import import_module
@@ -13,6 +12,7 @@ import pytest
 from torch import nn
 
 import train_core
+from tests import commands
 from tests.rank.tiny import Tiny
 
 PRODUCT = Path(train_core.__file__).parent
@@ -83,8 +83,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(python: Path, code: str, storage: Path) -> str:
     """What the code prints."""
     command = [python, "-c", code, str(storage)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = commands.succeed(command, cwd=ROOT)
     return ended.stdout
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import commands
 from train_core.datasets.arrays import ArrayDataset
 from train_core.errors import DataError
 
@@ -31,12 +31,8 @@ def digest(make: Callable[[], Any]) -> str:
 
 def test_sets_have_one_digest_in_every_process() -> None:
     found = {
-        subprocess.run(
-            [sys.executable, "-c", _OF_SETS],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
+        commands.succeed(
+            [sys.executable, "-c", _OF_SETS], env=os.environ | {"PYTHONHASHSEED": seed}
         ).stdout
         for seed in ("1", "2", "3")
     }

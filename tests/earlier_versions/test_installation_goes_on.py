@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests import commands
 from tests.earlier_versions.installed import MODEL, WRITTEN, Installation
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
@@ -52,16 +53,7 @@ def done(
         "MLFLOW_TRACKING_URI": place.tracking_uri,
     }
     command = [sys.executable, *arguments]
-    found = subprocess.run(
-        command,
-        cwd=place.home,
-        env=environment | own,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found
+    return commands.succeed(command, cwd=place.home, env=environment | own)
 
 
 def test_a_killed_function_goes_on_from_the_folder_that_it_reported(

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import commands
 from train_core.requests import ACCEPT
 
 ROOT = Path(__file__).parents[2]
@@ -70,14 +70,7 @@ def evertrain(home: Path, environment: dict[str, str]) -> Evertrain:
     """Runs the command line in `home`, as a user would, with `more` in its environment."""
 
     def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "evertrain_flows.cli", *arguments],
-            cwd=home,
-            env=environment | more,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return commands.run([*commands.EVERTRAIN, *arguments], cwd=home, env=environment | more)
 
     return run
 

@@ -28,6 +28,7 @@ from mlflow.exceptions import MlflowException
 
 from benchmarks.services import free_port
 from evertrain_flows.cli.app import main
+from tests import commands
 from tests.flows.conftest import Evertrain
 from tests.flows.mlflow_side import mlflow_client
 from train_core.champion.log import ModelLog
@@ -354,15 +355,11 @@ def test_a_batch_inference_takes_the_champion_and_records_its_version(
 ) -> None:
     place = gated.place.copied(tmp_path)
     asked = ("models:/Digits@champion", "models:/Digits/1", "models:/Digits/9", "models:/Digits")
-    done = subprocess.run(
+    done = commands.succeed(
         [sys.executable, "-c", BATCH_INFERENCE, place.storage, *asked],
         cwd=tmp_path,
         env=environment | {"MLFLOW_TRACKING_URI": place.tracking_uri},
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     for answer, run, version in zip(found, ("better", "first"), (3, 1), strict=False):
         result = PredictionsResult.model_validate(answer)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +23,7 @@ from evertrain_flows.cli.app import main
 from evertrain_flows.databases import create_tracking_database
 from evertrain_flows.parameters import RetrainParameters
 from evertrain_flows.retrain import retrain
+from tests import commands
 from tests.flows import planted
 from tests.flows.conftest import isolated
 from tests.hostile.whole_run import BEST, PREDICTIONS, reseal, whole_run
@@ -120,14 +119,7 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
         }
 
         def evertrain(*arguments: str, code: int = 0) -> str:
-            done = subprocess.run(
-                [sys.executable, "-m", "evertrain_flows.cli", *arguments],
-                cwd=home,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            done = commands.run([*commands.EVERTRAIN, *arguments], cwd=home, env=environment)
             assert done.returncode == code, done.stdout + done.stderr
             shown.append(done.stdout + done.stderr)
             return shown[-1]

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -26,6 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from evertrain_flows.cli.app import main
+from tests import commands
 from tests.hostile.contents import everything
 from tests.hostile.spoiling import KNOWN, QUICK, Spoil, spoilers
 from tests.hostile.whole_run import NEWEST, whole_run
@@ -247,7 +247,7 @@ def test_the_program_itself_ends_well(
         shutil.copytree(template.url, copied)
     KNOWN[name](RunFolder(str(storage), RUN), outside)
     where = [str(storage / RUN)] if command == "ls run" else ["--storage", str(storage)]
-    program = [sys.executable, "-m", "evertrain_flows.cli", *ARGUMENTS[command], *where]
+    program = [*commands.EVERTRAIN, *ARGUMENTS[command], *where]
     with (tmp_path / "told").open("w+") as told:
         process = subprocess.Popen(program, stdout=told, stderr=told)
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
+
+from tests import commands
 
 PREFIX = "evt"
 """With which the names of the interfaces outside of the machines begin."""
@@ -101,4 +102,4 @@ def network() -> Iterator[Network]:
 
 
 def _ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+    return commands.succeed(["ip", *arguments]).stdout

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from benchmarks.services import BIN, wait_until_ray_takes_jobs, wait_until_up
+from tests import commands
 from tests.nodes.network import Machine, Network
 
 MARKS = [
@@ -189,14 +190,10 @@ class RayCluster:
 
     def ray(self, *command: str) -> str:
         """What a command of Ray's says on the head."""
-        done = subprocess.run(
+        done = commands.succeed(
             self.head.machine.command(str(BIN / "ray"), *command),
-            capture_output=True,
-            text=True,
-            check=False,
             env={**self._environment, "RAY_ADDRESS": self._gcs},
         )
-        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 

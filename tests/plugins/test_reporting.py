@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.marks import slow
 from tests.plugins import reporting
 
@@ -28,13 +29,10 @@ def run_pytest(folder: Path, tests: str, processes: str) -> subprocess.Completed
     """What pytest says of these tests."""
     shutil.copy(reporting.__file__, folder / "conftest.py")
     (folder / "test_it.py").write_text(tests)
-    return subprocess.run(
+    return commands.run(
         [sys.executable, "-m", "pytest", "-n", processes, "--phases", f"--rootdir={folder}"],
         cwd=folder,
         env=os.environ | {"PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import commands
 from tests.rank.alone import create, run
 from tests.rank.digests import digest_of_training
 from tests.rank.test_exact import EVERYTHING, OTHERS, PLAIN, POINTS
@@ -163,9 +163,7 @@ def lose_its_number(storage: str) -> None:
 
 def test_not_a_number_is_told_also_if_the_gpu_fails_by_it(tmp_path: Path) -> None:
     program = f"from {__name__} import lose_its_number; lose_its_number({str(tmp_path)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = commands.run([sys.executable, "-c", program])
     assert done.returncode == 4, done.stderr
 
 

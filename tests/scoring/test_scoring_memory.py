@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests import commands
 
 # In a process of its own, whose memory nothing else has raised.
 PROGRAM = """
@@ -42,9 +43,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.slow
 @pytest.mark.promise("gate-rows")
 def test_a_state_that_is_a_part_of_a_large_tensor_does_not_keep_it() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], check=False, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = commands.succeed([sys.executable, "-c", PROGRAM])
     # Of each row the metric makes a matrix of all classes, 8 MB: 1.2 GB of all rows.
     assert int(ended.stdout) < 300_000, f"{ended.stdout} kB"

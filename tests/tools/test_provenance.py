@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import uuid
 from importlib import metadata
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import commands
 from train_core.config import TrainConfig
 from train_core.driver.preparing.preflight import check, new_record
 from train_core.rank.data.recorded_workload import with_monitor
@@ -35,9 +35,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=Test", "-c", "user.email=test@example.org")
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
-    )
+    done = commands.succeed(["git", *identity, *arguments], cwd=folder)
     return done.stdout.strip()
 
 

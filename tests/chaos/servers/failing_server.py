@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests import commands
 from tests.chaos.pipeline import House, Started, outcome, remaining, started, unfinished
 from tests.chaos.servers.outages import ELSEWHERE, EMBEDDED, MLFLOW, S3, Outage
 from tests.chaos.servers.prefect_lost import (
@@ -151,12 +152,4 @@ def wait_until_told(pipeline: Started) -> None:
 def mirror(house: House, run: str) -> None:
     """Bring MLflow up to date, as docs/operations.md has it."""
     command = [*house.evertrain("mirror", run), "--tracking-uri", house.tracking_uri]
-    done = subprocess.run(
-        command,
-        cwd=house.home,
-        env=house.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    commands.succeed(command, cwd=house.home, env=house.environment)

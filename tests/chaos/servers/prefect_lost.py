@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from subprocess import run as run_command
 
+from tests import commands
 from tests.chaos.pipeline import LOOK_EVERY_S, House, Started
 from tests.chaos.servers.outages import Outage
 from tests.chaos.servers.servers import OwnPrefect, Victim
@@ -94,14 +94,7 @@ def _reported_at(folder: RunFolder) -> float | None:
 
 def _after_the_next_command(house: House, outage: Outage, run: str) -> list[str]:
     """What is wrong with the flow run when the next command has found the server."""
-    done = run_command(
-        house.command(f"{run}-next"),
-        cwd=house.home,
-        env=house.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = commands.run(house.command(f"{run}-next"), cwd=house.home, env=house.environment)
     found = [f"the next command failed: {done.stderr[-500:]}"] if done.returncode else []
     shown = shown_in_prefect(house.home, run)
     # Of a flow run that could not be created, nothing has to be put right.

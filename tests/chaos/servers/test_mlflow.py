@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import commands
 from tests.chaos.pipeline import House, Started, started
 from tests.chaos.servers.servers import OwnMlflow
 from tests.chaos.standing import HOLD, NOTES
@@ -67,15 +66,11 @@ class Tracked:
     def mirror(self, run: str) -> None:
         """What an operator does when the server is back."""
         where = ("--storage", self.house.storage, "--tracking-uri", self.house.tracking_uri)
-        done = subprocess.run(
-            [sys.executable, "-m", "evertrain_flows.cli", "mirror", run, *where],
+        commands.succeed(
+            [*commands.EVERTRAIN, "mirror", run, *where],
             cwd=self.house.home,
             env=self.house.environment,
-            capture_output=True,
-            text=True,
-            check=False,
         )
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from mlflow import MlflowClient
 from ray.train import Result
 
 from evertrain_flows.databases import create_tracking_database
+from tests import commands
 from tests.compat.reports.ranks import entries
 from train_core import TrainConfig, fit, infer, list_runs, open_run, verify_run
 from train_core.errors import ConfigError, ResourceError, UserCodeError
@@ -191,16 +190,12 @@ def test_a_function_without_checkpoints_has_no_best_one(tmp_path: Path) -> None:
     tracking_uri = f"sqlite:///{tmp_path}/mlflow.db"
     create_tracking_database(tracking_uri)
     asked = ["--run", "run", "--train-fn", f"{FUNCTIONS}:metrics_only", "--monitor", "loss"]
-    done = subprocess.run(
+    done = commands.succeed(
         [
-            *(sys.executable, "-m", "evertrain_flows.cli", "retrain", *asked),
+            *(*commands.EVERTRAIN, "retrain", *asked),
             *("--storage", f"{tmp_path}/runs", "--tracking-uri", tracking_uri),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+        ]
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     shown = [" ".join(one.split()) for one in done.stdout.splitlines()]
     assert [one for one in shown if one.startswith("best")] == [
         "best none, as no checkpoint was reported"

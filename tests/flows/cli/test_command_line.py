@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import tomllib
 import urllib.request
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from evertrain_flows.cli.configuration import configuration_of
 from evertrain_flows.cli.mlflow_page import page_of_runs
 from evertrain_flows.parameters import RetrainParameters
 from evertrain_tasks.report.numbers import number
+from tests import commands
 from tests.flows.conftest import isolated
 from tests.web import served
 
@@ -195,7 +195,7 @@ def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> No
     mlflow, prefect = free_port(), free_port()
     ports = ("--mlflow-port", str(mlflow), "--prefect-port", str(prefect))
     with subprocess.Popen(
-        [sys.executable, "-m", "evertrain_flows.cli", "ui", *ports],
+        [*commands.EVERTRAIN, "ui", *ports],
         cwd=tmp_path,
         # Whatever the environment says of servers.
         env=isolated(tmp_path) | {"PREFECT_SERVER_API_HOST": "0.0.0.0", "MLFLOW_HOST": "0.0.0.0"},
@@ -238,23 +238,13 @@ def test_the_pages_are_there_once_their_addresses_are_said(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_server_that_ends_is_told_and_ends_the_other(tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_text("no database")
-    done = subprocess.run(
+    done = commands.run(
         [
-            *(
-                sys.executable,
-                "-m",
-                "evertrain_flows.cli",
-                "ui",
-                "--tracking-uri",
-                "sqlite:///junk.db",
-            ),
+            *(*commands.EVERTRAIN, "ui", "--tracking-uri", "sqlite:///junk.db"),
             *("--mlflow-port", str(free_port()), "--prefect-port", str(free_port())),
         ],
         cwd=tmp_path,
         env=isolated(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=120,
     )
     assert done.returncode == 2
@@ -337,16 +327,7 @@ def test_workloads_are_listed_with_their_settings(capsys: pytest.CaptureFixture[
 def test_the_plan_of_a_functions_dry_run_is_lines(tmp_path: Path) -> None:
     function = ("--train-fn", "tests.compat.functions.plain:metrics_only")
     shown = subprocess.check_output(
-        [
-            sys.executable,
-            "-m",
-            "evertrain_flows.cli",
-            "retrain",
-            "--run",
-            "planned",
-            *function,
-            "--dry-run",
-        ],
+        [*commands.EVERTRAIN, "retrain", "--run", "planned", *function, "--dry-run"],
         cwd=tmp_path,
         env=isolated(tmp_path),
         text=True,

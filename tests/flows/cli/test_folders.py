@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from evertrain_flows.cli.app import UNREAD, main
+from tests import commands
 from tests.rank.alone import create
 from train_core import TrainConfig
 from train_core.cluster.runtime import check_folders
@@ -104,7 +104,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_in_silence(tmp_path: Pat
     os.close(reading)
     with os.fdopen(writing, "w") as output:
         done = subprocess.run(
-            [sys.executable, "-m", "evertrain_flows.cli", "ls", "--json"],
+            [*commands.EVERTRAIN, "ls", "--json"],
             cwd=tmp_path,
             stdout=output,
             stderr=subprocess.PIPE,

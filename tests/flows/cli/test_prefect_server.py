@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import commands
 from tests.flows.conftest import isolated
 from tests.marks import slow
 
@@ -69,13 +70,7 @@ def test_the_command_line_begins_without_loading_prefect() -> None:
 def test_a_command_that_is_refused_does_not_leave_in_the_middle_of_an_import(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSED],
-        check=False,
-        env=isolated(tmp_path),
-        capture_output=True,
-        text=True,
-    )
+    done = commands.run([sys.executable, "-c", REFUSED], env=isolated(tmp_path))
     assert (done.returncode, done.stdout) == (2, "False\n")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from benchmarks.services import BIN, mlflow_server
+from tests import commands
 from tests.flows.conftest import isolated
 from tests.flows.mlflow_side import shown_at
 from tests.flows.prefect_side import shown_in_prefect
@@ -36,18 +36,14 @@ def test_a_dry_run_takes_one_step_through_every_stage_whatever_stands_around(
     }
     with refusing_proxy() as (proxy, asked), mlflow_server(tmp_path) as mlflow:
         behind = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "http_proxy": proxy}
-        done = subprocess.run(
+        commands.succeed(
             [
                 *(BIN / "evertrain", "retrain", "--workload", "mine:Mine", "--dry-run"),
                 *("--num-workers", "2", "--run", "dry", "--tracking-uri", mlflow),
             ],
             cwd=project,
             env=inherited | behind | {"PYTHONPATH": str(project)},
-            capture_output=True,
-            text=True,
-            check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
         assert asked == []
         assert shown_in_prefect(project, "dry") == ["COMPLETED"]
         folder = RunFolder(str(project / ".evertrain/runs"), "dry")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from evertrain_flows.cli.app import Evertrain, main
 from evertrain_flows.cli.configuration import configuration_of
 from evertrain_flows.cli.refusals import with_plain_json
+from tests import commands
 from tests.marks import slow
 from tests.web import QuietFiles, served
 from train_core.config.json_text import parse_object
@@ -199,15 +199,7 @@ def test_only_json_flags_are_read_as_json() -> None:
 
 def test_a_terminal_of_few_characters_gets_escapes(tmp_path: Path) -> None:
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "evertrain_flows.cli",
-            "runs",
-            "list",
-            "--storage",
-            str(tmp_path / "Ärger"),
-        ],
+        [*commands.EVERTRAIN, "runs", "list", "--storage", str(tmp_path / "Ärger")],
         env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.getcwd()},
         capture_output=True,
         check=False,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.flows.conftest import isolated
 from train_core.storage.run_folder import RunFolder
 
@@ -30,21 +30,10 @@ def verify_resume(tmp_path: Path) -> Prove:
 
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         workload = ("--workload", f"tests.rank.tiny:{name}")
-        return subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "evertrain_flows.cli",
-                "verify-resume",
-                *workload,
-                *ASKED,
-                *arguments,
-            ],
+        return commands.run(
+            [*commands.EVERTRAIN, "verify-resume", *workload, *ASKED, *arguments],
             cwd=tmp_path / "here",
             env=isolated(tmp_path) | {"TMPDIR": str(tmp_path / "temporary")},
-            capture_output=True,
-            text=True,
-            check=False,
         )
 
     return run

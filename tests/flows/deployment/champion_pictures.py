@@ -21,6 +21,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from benchmarks.services import answers_at, free_port, wait_until_up
+from tests import commands
 from tests.browser import Browser, chromium, save
 from tests.flows.conftest import ROOT, isolated
 from tests.flows.deployment.champion_nights import MODEL
@@ -145,7 +146,7 @@ def pages_of(home: Path) -> Iterator[Pages]:
     environment = isolated(home) | {"MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db"}
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "evertrain_flows.cli", *command],
+            [*commands.EVERTRAIN, *command],
             cwd=ROOT,
             env=environment,
             stdout=output,

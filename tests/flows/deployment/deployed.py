@@ -19,7 +19,7 @@ import yaml
 from benchmarks.services import BIN, answers_at, free_port, wait_until_up
 from evertrain_flows.cli.local_servers import KEPT_LEASES
 from evertrain_flows.databases import create_prefect_database
-from tests import waiting
+from tests import commands, waiting
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT
 from train_core.storage.coordination import lease
@@ -141,15 +141,7 @@ class Site:
         return self._run("evertrain", *arguments, folder=ROOT)
 
     def _run(self, program: str, *arguments: str, folder: Path) -> str:
-        done = subprocess.run(
-            [BIN / program, *arguments],
-            cwd=folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = commands.succeed([BIN / program, *arguments], cwd=folder, env=self._environment)
         return done.stdout
 
     def deploy(self, automations: Path = AUTOMATIONS, file: Path = DELIVERED) -> None:

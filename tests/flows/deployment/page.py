@@ -17,6 +17,7 @@ import psutil
 import yaml
 
 from benchmarks.services import answers_at, free_port, wait_until_up
+from tests import commands
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT, isolated
 from tests.flows.deployment.deployed import (
@@ -119,15 +120,7 @@ class Reader:
 
     def run(self, command: str) -> str:
         """What the command says. It must succeed."""
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        done = commands.succeed(["bash", "-c", command], cwd=self.folder, env=self.environment)
         return done.stdout
 
     def filled_in(self, command: str) -> str:

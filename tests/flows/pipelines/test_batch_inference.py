@@ -18,6 +18,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from benchmarks.services import BIN
+from tests import commands
 from tests.flows.mlflow_side import runs_in
 from train_core import infer
 from train_core.storage.objects.store import Store
@@ -61,26 +62,17 @@ class Place:
     def infer(self, *parameters: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
         """What each flow run gave or was refused for, and the log."""
         asked = json.dumps([{"storage": self.storage} | one for one in parameters])
-        done = subprocess.run(
-            [sys.executable, "-c", FLOW, asked],
-            cwd=self.folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
+        done = commands.succeed(
+            [sys.executable, "-c", FLOW, asked], cwd=self.folder, env=self._environment
         )
-        assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`evertrain infer` with these arguments."""
-        return subprocess.run(
+        return commands.run(
             [str(BIN / "evertrain"), "infer", *arguments, "--storage", self.storage],
             cwd=self.folder,
             env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
         )
 
     def shown_in_prefect(self, flow_run: str) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests import commands
 from tests.flows.conftest import ROOT, Evertrain
 from train_core import open_run
 
@@ -79,16 +80,12 @@ def test_a_folder_of_customers_becomes_a_champion_that_answers(
     # The served model has what was fitted, and needs no file of the training.
     rows = pd.read_parquet(customers).head(50).drop(columns=["left"])
     customers.rename(tmp_path / "elsewhere")
-    served = subprocess.run(
+    served = commands.succeed(
         [sys.executable, "-c", SERVED, given["MLFLOW_TRACKING_URI"], "models:/Churn@champion"],
         input=rows.to_json(orient="records", date_format="iso"),
         env=environment,
         cwd=home,
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    assert served.returncode == 0, served.stderr
     answers = pd.DataFrame(json.loads(served.stdout.splitlines()[-1]))
     expected = table.loc[rows["customer_id"].astype(str)]
     assert answers["prediction"].tolist() == expected["prediction"].tolist()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import commands
 from tests.chaos.pipeline import House, outcome, remaining, unfinished
 from tests.flows.conftest import RETRAIN, Evertrain
 from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
@@ -44,17 +44,7 @@ def held(
     """A pipeline that stands still after a step, and the file whose appearance lets it go on."""
     folder, go_on = RunFolder(str(home / ".evertrain/runs"), run), home / f"{run}-{after}-go-on"
     with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "evertrain_flows.cli",
-            *RETRAIN,
-            "--run",
-            run,
-            "--num-workers",
-            "1",
-            *more,
-        ],
+        [*commands.EVERTRAIN, *RETRAIN, "--run", run, "--num-workers", "1", *more],
         cwd=home,
         env={**environment, HOLD_AFTER_STEP: str(after), HOLD_UNTIL: str(go_on)},
         stdout=subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import commands
 from tests.rank import alone
 from tests.rank.tagger import Tagger, TaggerSettings
 from train_core import Dataset, Stream
@@ -141,12 +141,9 @@ def test_every_process_has_it_as_it_was_when_the_run_began(tmp_path: Path) -> No
     assert record.fitted is not None
     again = load_recorded(folder, CONFIG).fitted
     # A set of its words would have another order there.
-    elsewhere = subprocess.run(
+    elsewhere = commands.succeed(
         [sys.executable, "-c", ELSEWHERE, folder.url, CONFIG.model_dump_json()],
         env={**os.environ, "PYTHONHASHSEED": "7"},
-        capture_output=True,
-        text=True,
-        check=True,
     )
     assert json.loads(elsewhere.stdout) == again["vocabulary"]
     workload = Tagger(TaggerSettings())

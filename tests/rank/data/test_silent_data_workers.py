@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from tests import commands
 from train_core.errors import UserCodeError
 from train_core.rank.data import data_processes
 from train_core.rank.data.data_processes import end_processes, load_ahead
@@ -63,7 +64,7 @@ def test_a_batch_that_does_not_fit_into_shared_memory_is_an_error_with_a_remedy(
     if shutil.which("unshare") is None or subprocess.run([*own, SMALL], check=False).returncode:
         pytest.skip("only root gives a process a /dev/shm of its own")
     command = f"{SMALL} && exec {shlex.quote(sys.executable)} -c {shlex.quote(LARGE)}"
-    done = subprocess.run([*own, command], capture_output=True, text=True, check=False)
+    done = commands.run([*own, command])
     last = done.stderr.strip().splitlines()[-1]
     assert "DataError: a batch of 12.0 MB does not fit into /dev/shm, which has 8." in last
     assert last.endswith("or set data_workers to 0")
