@@ -13,13 +13,15 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from websockets.sync.client import ClientConnection, connect
+
+from tests.waiting import wait_for
 
 WIDTH_PX = 1440
 PATIENCE_S = 90
@@ -54,20 +56,10 @@ def chromium(executable: str = "chromium") -> Iterator[Browser]:
 def _address(profile: Path) -> str:
     """The websocket of the one page that the browser has opened."""
     written = profile / "DevToolsActivePort"
-    wait_for(lambda: written.exists() and written.read_text().strip(), "Chromium")
-    port = written.read_text().split()[0]
+    port, *_ = wait_for(lambda: written.exists() and written.read_text().split(), PATIENCE_S)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=PATIENCE_S) as answer:
         (page,) = (one for one in json.load(answer) if one["type"] == "page")
     return str(page["webSocketDebuggerUrl"])
-
-
-def wait_for(what: Callable[[], object], name: str) -> None:
-    """Wait until it is true. Raises TimeoutError, which says what was waited for."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {PATIENCE_S} s for {name}")
-        time.sleep(0.2)
 
 
 class Browser:
@@ -129,10 +121,7 @@ class Browser:
             shown = self.text()
             return [text for text in texts if text not in shown]
 
-        try:
-            wait_for(lambda: not missing(), "texts")
-        except TimeoutError:
-            raise TimeoutError(f"no {missing()} on the page:\n{self.text()}") from None
+        wait_for(lambda: not missing(), PATIENCE_S, lambda: f"no {missing()} in:\n{self.text()}")
 
     def click(self, text: str) -> None:
         """Click each innermost element that shows this text and no other, once there is one."""
@@ -143,7 +132,7 @@ class Browser:
             f"const all = document.evaluate({json.dumps(path)}, document, null, {ordered}); "
             "return Array.from({length: all.snapshotLength}, (_, i) => all.snapshotItem(i)); }"
         )
-        wait_for(lambda: self.run("foundByText().length > 0"), repr(text))
+        wait_for(lambda: self.run("foundByText().length > 0"), PATIENCE_S, lambda: f"no {text}")
         self.run("foundByText().forEach(one => one.click())")
 
     def scroll_to_top(self) -> None:
@@ -164,7 +153,7 @@ class Browser:
             shots.append(self.picture())
             return shots[-1] == shots[-2]
 
-        wait_for(is_still, "a page that moves no more")
+        wait_for(is_still, PATIENCE_S)
         return shots[-1]
 
 

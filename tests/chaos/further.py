@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from tests.chaos.pipeline import WITHIN_S, Started
+from tests.chaos.pipeline import Started
 from tests.chaos.standing import newest_step
 
 ROUNDS = 4
@@ -23,7 +22,7 @@ def further_blows(which: str, running: Started, notes: Path) -> None:
 
 def _as_another_is_replaced(running: Started, notes: Path) -> None:
     """Rank 0, as the process in the place of rank 1 makes its model."""
-    _wait_for(running, lambda: _is_alive(_rank(notes, 1)))
+    running.wait(lambda: _is_alive(_rank(notes, 1)))
     _kill(_rank(notes, 0))
 
 
@@ -31,13 +30,13 @@ def _one_after_the_other(running: Started, notes: Path) -> None:
     """Every rank by turns, each as soon as two more steps are done."""
     for number in range(ROUNDS):
         done = newest_step(notes)
-        _wait_for(running, lambda done=done: newest_step(notes) >= done + 2)
+        running.wait(lambda done=done: newest_step(notes) >= done + 2)
         _kill(_rank(notes, number % 2))
 
 
 def _the_spare(running: Started, notes: Path) -> None:
     """The process that waits to be a rank."""
-    _wait_for(running, lambda: any(_spares(running, notes)))
+    running.wait(lambda: any(_spares(running, notes)))
     for spare in _spares(running, notes):
         _kill(spare)
 
@@ -79,11 +78,3 @@ def _kill(process: psutil.Process | None) -> None:
     with suppress(psutil.NoSuchProcess):
         if process is not None:
             process.kill()
-
-
-def _wait_for(running: Started, what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not what():
-        assert running.process.poll() is None, f"it ended before: {running.log[-2000:]}"
-        assert time.monotonic() < deadline, f"it did not come: {running.log[-2000:]}"
-        time.sleep(0.02)

@@ -20,6 +20,7 @@ from tests import commands
 from tests.chaos.stages import SHOWN, is_held
 from tests.flows.mlflow_side import shown_at
 from tests.rank.digests import digest_of_training
+from tests.waiting import wait_for
 from train_core.champion.log import ModelLog
 from train_core.champion.of_run import gates_of
 from train_core.policy.champion.gate_decision import Outcome
@@ -78,9 +79,11 @@ class House:
         at_home = f"sqlite:///{self.home}/.evertrain/mlflow.db"
         return self.environment.get("MLFLOW_TRACKING_URI", at_home)
 
-    def evertrain(self, command: str, run: str) -> list[str]:
-        """A command about a run."""
-        return [*commands.EVERTRAIN, command, run, "--storage", self.storage]
+    def mirror(self, run: str) -> None:
+        """Bring MLflow up to date, as docs/operations.md has it."""
+        where = ("--storage", self.storage, "--tracking-uri", self.tracking_uri)
+        command = [*commands.EVERTRAIN, "mirror", run, *where]
+        commands.succeed(command, cwd=self.home, env=self.environment)
 
     def command(self, run: str, told: dict[str, str] | None = None) -> list[str]:
         """The command, whose ranks find what they are told in their environment."""
@@ -142,9 +145,9 @@ class Started:
     def wait_for(self, stage: str, notes: Path) -> None:
         """Wait until the stage is reached."""
         if is_held(stage):
-            self._wait((notes / "held").exists, stage)
+            self.wait((notes / "held").exists)
         else:
-            self._wait(lambda: SHOWN[stage] in self.log.splitlines(), stage)
+            self.wait(lambda: SHOWN[stage] in self.log.splitlines())
 
     def wait_until_felt(self, held: Path) -> None:
         """Wait until the process that is held is gone, or for FELT_S."""
@@ -152,12 +155,9 @@ class Started:
             with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
                 psutil.Process(int(held.read_text())).wait(FELT_S)
 
-    def _wait(self, what: Callable[[], bool], title: str) -> None:
-        deadline = time.monotonic() + WITHIN_S
-        while not what():
-            assert self.process.poll() is None, f"it ended before {title}: {self.log[-2000:]}"
-            assert time.monotonic() < deadline, f"no {title} came: {self.log[-2000:]}"
-            time.sleep(0.05)
+    def wait(self, what: Callable[[], object]) -> None:
+        """Wait until it is true, as it has to be before the pipeline ends."""
+        wait_for(what, WITHIN_S, lambda: self.log[-2000:], ended=self.process.poll)
 
     def _read(self, output: IO[str]) -> None:
         for line in output:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ import psutil
 import pytest
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
+from tests.waiting import wait_for
 from train_core import TrainConfig
 from train_core.cluster.outcomes import DiedAtStartError, Outcome, values
 from train_core.cluster.pool import WorkerPool
@@ -214,8 +214,7 @@ def with_a_spare_that_prepares_itself(pool: WorkerPool, mark: Path) -> list[int]
     pids = returned(pool.run_ranks(f"{HERE}:pid", lambda _: (), check=int))
     assert pool._slots
     pool._slots.start_spare(0, f"{HERE}:note_pid_and_wait", (str(mark),))
-    while not Path(f"{mark}.pid").exists():
-        time.sleep(0.05)
+    wait_for(Path(f"{mark}.pid").exists, 60)
     psutil.Process(pids[1]).kill()
     pool.replace({1})
     return [*pids, int(Path(f"{mark}.pid").read_text())]

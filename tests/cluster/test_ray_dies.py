@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +13,7 @@ from tests.asked import evaluate, train
 from tests.flows.mlflow_side import shown_at
 from tests.ranks.ray_processes import part_of_ray, workers_of
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Schedule
+from tests.waiting import wait_for
 from train_core import TrainConfig
 from train_core.client.driver_handle import Driver
 from train_core.errors import StageError
@@ -70,11 +70,8 @@ def test_a_driver_whose_ray_dies_while_it_is_closed_tells_mlflow_how_the_run_end
         closing = threading.Thread(target=driver.close)
         closing.start()
         try:
-            deadline = time.monotonic() + 20
             # They end after the driver has heard that it shall end.
-            while workers_of(process):
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_for(lambda: not workers_of(process), 20)
             part_of_ray(driver, "gcs_server").kill()
             with pytest.raises(psutil.TimeoutExpired):
                 # Longer than it takes a driver that works to notice.

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import subprocess
-import time
 import uuid
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import psutil
 from evertrain_flows.databases import create_tracking_database
 from tests import commands
 from tests.compat.attempts.kinds import EPOCHS, NUM_WORKERS, PAUSE_S, PLAIN, Kind
+from tests.waiting import wait_for
 from train_core.storage.run_folder import Commit, RunFolder
 
 SEED = "EVERTRAIN_TEST_SEED"
@@ -76,15 +76,15 @@ class Command:
 
     def wait_for_reports(self, number: int, *, after_attempt: int = 0) -> Commit:
         """The newest checkpoint, when there are so many, and it is of a later attempt."""
-        deadline = time.monotonic() + 120
-        while True:
-            assert self.process is not None
-            assert self.process.poll() is None, self.log()[-3000:]
+
+        def found() -> Commit | None:
             newest = self.folder.newest()
             if newest and newest.step >= number and newest.attempt > after_attempt:
                 return newest
-            assert time.monotonic() < deadline, "no report"
-            time.sleep(0.05)
+            return None
+
+        assert self.process is not None
+        return wait_for(found, 120, lambda: self.log()[-3000:], ended=self.process.poll)
 
     def end(self) -> int:
         assert self.process is not None

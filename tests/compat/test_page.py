@@ -6,7 +6,6 @@ import ast
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests import commands
 from tests.flows.conftest import ROOT
 from tests.flows.deployment.deployed import DELIVERED, filtered
 from tests.flows.deployment.page import ENDED, Reader, is_yaml, steps_of
+from tests.waiting import wait_for
 from train_core.storage.records.journal import Entry, read_segments
 from train_core.storage.run_folder import RunFolder
 
@@ -128,11 +128,12 @@ class FunctionReader(Reader):
                 stderr=subprocess.STDOUT,
             )
         folder = self.opened("killed")
-        deadline = time.monotonic() + 200
-        while not (folder.exists() and (found := folder.newest()) and found.step >= KILLED_AFTER):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
+
+        def has_enough() -> bool:
+            newest = folder.newest() if folder.exists() else None
+            return newest is not None and newest.step >= KILLED_AFTER
+
+        wait_for(has_enough, 200, log.read_text, ended=process.poll)
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGKILL)
         process.wait()

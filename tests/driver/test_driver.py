@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.asked import evaluate, infer, train
 from tests.plugins.leaks import Belongings
 from tests.rank.alone import run
 from tests.rank.digests import digest_of_training
+from tests.waiting import wait_for
 from tests.workloads.idx_files import format_idx
 from train_core import TrainConfig, fit
 from train_core.client.driver_handle import Driver
@@ -293,12 +293,8 @@ def test_who_evaluates_and_hangs_is_ended_and_the_next_try_is_good(tmp_path: Pat
         with pytest.raises(StageError):
             evaluate(driver, finalists, "validation")
         # Ray tells what its workers wrote a moment later.
-        deadline = time.monotonic() + 20
-        while not all(
-            any(words in line for line in log) for words in ("Timeout (0:00:05", "in hang_for_good")
-        ):
-            assert time.monotonic() < deadline, "\n".join(log)
-            time.sleep(0.1)
+        for words in ("Timeout (0:00:05", "in hang_for_good"):
+            wait_for(lambda words=words: any(words in one for one in log), 20, lambda: str(log))
         (evaluation,) = evaluate(driver, finalists, "validation")
         assert evaluation.metrics
 

@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -26,7 +25,7 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from benchmarks.services import free_port
+from benchmarks.services import answers_at, free_port, wait_until_up
 from evertrain_flows.cli.app import main
 from tests import commands
 from tests.flows.conftest import Evertrain
@@ -456,11 +455,7 @@ def served(place: Place, model: str, environment: dict[str, str]) -> Iterator[st
     ):
         address = f"http://127.0.0.1:{port}"
         try:
-            deadline = time.monotonic() + 120
-            while not answers(f"{address}/ping"):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.2)
+            wait_until_up(lambda: answers_at(f"{address}/ping"), log, process)
             yield address
         finally:
             below = psutil.Process(process.pid).children(recursive=True)
@@ -468,14 +463,6 @@ def served(place: Place, model: str, environment: dict[str, str]) -> Iterator[st
                 with suppress(psutil.NoSuchProcess):
                     one.terminate()
             psutil.wait_procs(below, timeout=30)
-
-
-def answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(address, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 @pytest.mark.promise("served")

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pytest
 from benchmarks.services import BIN, wait_until_ray_takes_jobs, wait_until_up
 from tests import commands
 from tests.nodes.network import Machine, Network
+from tests.waiting import wait_for
 
 MARKS = [
     pytest.mark.slow,
@@ -74,13 +74,15 @@ class Node:
         """As a machine that loses its power."""
         self.process.kill()
         self.process.wait()
-        deadline = time.monotonic() + _WITHIN_S
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"{left} cannot be killed"
+
+        def is_dead() -> bool:
+            left = self.processes()
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            time.sleep(0.05)
+            return not left
+
+        wait_for(is_dead, _WITHIN_S, lambda: f"{self.processes()} cannot be killed")
 
     def evict(self, grace_s: float = GRACE_S) -> None:
         """As Kubernetes and Docker end it: SIGTERM to its first process, SIGKILL after a grace."""
@@ -178,10 +180,7 @@ class RayCluster:
 
     def wait_until_missed(self, node: Node) -> None:
         """Wait until the head takes the node for dead."""
-        deadline = time.monotonic() + _WITHIN_S
-        while "DEAD" not in self._shown(node):
-            assert time.monotonic() < deadline, "the node is not missed"
-            time.sleep(0.5)
+        wait_for(lambda: "DEAD" in self._shown(node), _WITHIN_S, every_s=0.5)
 
     def _shown(self, node: Node) -> list[str]:
         """What the head's list of nodes says of one; nothing if it does not have it yet."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import pytest
 from benchmarks.services import mlflow_server, prefect_server
 from tests.chaos.pipeline import (
     JOB_ENDS_WITHIN_S,
-    WITHIN_S,
     House,
     Started,
     outcome,
@@ -57,10 +55,7 @@ class Held:
     def wait_for_line(self, text: str) -> None:
         """Wait until the driver has said so."""
         log = self.house.home / ".evertrain/logs/run.log"
-        deadline = time.monotonic() + WITHIN_S
-        while text not in log.read_text():
-            assert time.monotonic() < deadline, log.read_text()[-4000:]
-            time.sleep(0.2)
+        self.pipeline.wait(lambda: text in log.read_text())
 
     def node(self) -> Node:
         """The node on which it is held."""

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import waiting
 from tests.marks import slow
 from tests.ranks.processes import files, ranks, train
 from tests.storage.doubles.fault_proxy import FaultProxy
@@ -39,12 +39,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return train(storage, "run", attempt=1, workers=1, config=CONFIG)
 
 
-def wait_for(what: Callable[[], object], process: Any, log: Path, within_s: float = 60) -> None:
-    begin = time.monotonic()
-    while not what():
-        assert process.is_alive(), log.read_text()
-        assert time.monotonic() - begin < within_s, log.read_text()
-        time.sleep(0.05)
+def wait_for(what: Callable[[], object], process: Any, log: Path) -> None:
+    waiting.wait_for(what, 60, log.read_text, ended=lambda: process.exitcode)
 
 
 def train_through(

@@ -17,6 +17,7 @@ from tests.ranks import rank
 from tests.ranks.processes import files, ranks, train
 from tests.ranks.rank import MortalFolder, MortalTrainer
 from tests.storage.doubles.faulty_store import LOOK, FaultyStore
+from tests.waiting import wait_for
 from train_core import ArrayDataset, Columns
 from train_core.rank.distributed.rendezvous import LOOPBACK, RendezvousStore
 from train_core.rank.distributed.stop_requests import post_stop
@@ -113,11 +114,8 @@ class Asked:
         self._processes = processes
 
     def wait_for(self, what: Callable[[], object]) -> None:
-        begin = time.monotonic()
-        while not what():
-            assert self._processes[0].is_alive(), self._log.read_text()
-            assert time.monotonic() - begin < 60, self._log.read_text()
-            time.sleep(0.02)
+        first = self._processes[0]
+        wait_for(what, 60, self._log.read_text, every_s=0.02, ended=lambda: first.exitcode)
 
     def wait_for_line(self, text: str) -> None:
         self.wait_for(lambda: text in self._log.read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from tests.waiting import wait_for
 from train_core.config import TrainConfig
 from train_core.policy.checkpoints.save_schedule import SaveDue
 from train_core.rank.checkpoint.checkpointer import Checkpointer
@@ -46,10 +46,8 @@ class WatchedStore(Store):
         return super().chunks(key, size_bytes)
 
     def put(self, key: str, data: memoryview) -> str:
-        begun = time.monotonic()
-        while self.is_slow and not self.go_on.exists():
-            assert time.monotonic() - begun < 60, "nobody waits for this checkpoint"
-            time.sleep(0.01)
+        if self.is_slow:
+            wait_for(self.go_on.exists, 60, every_s=0.01)
         return super().put(key, data)
 
 

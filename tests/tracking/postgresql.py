@@ -7,16 +7,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.services import free_port
+from benchmarks.services import free_port, wait_until_up
+from tests import commands
 
 PACKAGED = Path("/usr/lib/postgresql")
 USER = "evertrain"
-BEGINS_WITHIN_S = 60
 
 
 def programs() -> Path | None:
@@ -47,17 +46,10 @@ def postgresql() -> Iterator[str]:
             ) as process,
         ):
             try:
-                _wait(folder_of_programs / "pg_isready", port, folder / "log")
+                asking = [folder_of_programs / "pg_isready", "-h", "127.0.0.1", "-p", str(port)]
+                wait_until_up(lambda: commands.run(asking).returncode == 0, folder / "log", process)
                 yield f"postgresql://{USER}@127.0.0.1:{port}/postgres"
             finally:
                 # An immediate shutdown: nothing has to be kept.
                 process.send_signal(signal.SIGQUIT)
                 process.wait(30)
-
-
-def _wait(is_ready: Path, port: int, log: Path) -> None:
-    deadline = time.monotonic() + BEGINS_WITHIN_S
-    asked = [str(is_ready), "-h", "127.0.0.1", "-p", str(port)]
-    while subprocess.run(asked, capture_output=True, check=False).returncode:
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests import commands
 from tests.chaos.pipeline import House, Started, outcome, remaining, started, unfinished
 from tests.chaos.servers.outages import ELSEWHERE, EMBEDDED, MLFLOW, S3, Outage
 from tests.chaos.servers.prefect_lost import (
@@ -122,7 +121,7 @@ def _strike(
     found = outcome(house, run)
     if outage.victim == MLFLOW and found["mlflow"] != reference["mlflow"]:
         # What an operator does whose pipeline has ended by the time that the server is back.
-        mirror(house, run)
+        house.mirror(run)
         found = outcome(house, run)
     differences += [name for name in reference if found[name] != reference[name]]
     attempts = {one.name.attempt for one in folder.checkpoints()}
@@ -147,9 +146,3 @@ def wait_until_told(pipeline: Started) -> None:
     deadline = time.monotonic() + BACK_IS_TOLD_WITHIN_S
     while len(about_prefect(pipeline.log)) < 2 and time.monotonic() < deadline:
         wait(pipeline, 0.2)
-
-
-def mirror(house: House, run: str) -> None:
-    """Bring MLflow up to date, as docs/operations.md has it."""
-    command = [*house.evertrain("mirror", run), "--tracking-uri", house.tracking_uri]
-    commands.succeed(command, cwd=house.home, env=house.environment)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests import commands
 from tests.chaos.pipeline import House, Started, started
 from tests.chaos.servers.servers import OwnMlflow
 from tests.chaos.standing import HOLD, NOTES
@@ -63,15 +62,6 @@ class Tracked:
             assert pipeline.end() == 0, pipeline.log
             return pipeline.log
 
-    def mirror(self, run: str) -> None:
-        """What an operator does when the server is back."""
-        where = ("--storage", self.house.storage, "--tracking-uri", self.house.tracking_uri)
-        commands.succeed(
-            [*commands.EVERTRAIN, "mirror", run, *where],
-            cwd=self.house.home,
-            env=self.house.environment,
-        )
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMlflow]:
@@ -114,7 +104,7 @@ def test_nobody_listens_until_the_training_is_over(
 
     tracked.directly().whole("absent-at-first", at)
     # The pipeline may have ended before the server had begun.
-    tracked.directly().mirror("absent-at-first")
+    tracked.directly().house.mirror("absent-at-first")
     assert tracked.shown("absent-at-first") == reference
 
 
@@ -128,7 +118,7 @@ def test_nobody_listens_from_the_middle_to_the_end(
     tracked.directly().whole("absent-at-last", at)
     server.mend()
     assert tracked.shown("absent-at-last") != reference
-    tracked.directly().mirror("absent-at-last")
+    tracked.directly().house.mirror("absent-at-last")
     assert tracked.shown("absent-at-last") == reference
 
 
@@ -153,7 +143,7 @@ def test_broken_from_the_middle_to_the_end(tracked: Tracked, reference: dict[str
     assert tracked.shown("broken-at-last") != reference
     tracked.proxy.schedule.clear()
     for _ in range(2):
-        tracked.mirror("broken-at-last")
+        tracked.house.mirror("broken-at-last")
         assert tracked.shown("broken-at-last") == reference
 
 
@@ -161,5 +151,5 @@ def test_ten_seconds_for_an_answer(tracked: Tracked, reference: dict[str, Any]) 
     tracked.proxy.latency_s = SLOW_S
     tracked.whole("slow", lambda _: None)
     tracked.proxy.latency_s = 0
-    tracked.mirror("slow")
+    tracked.house.mirror("slow")
     assert tracked.shown("slow") == reference

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.services import free_port
 from tests.asked import train
+from tests.waiting import wait_for
 from train_core import TrainConfig
 from train_core.client.carriers.job import JobCarrier
 from train_core.client.carriers.ray_jobs import RayJobs
@@ -110,10 +111,7 @@ def test_a_close_does_not_wait_for_a_job_that_is_being_submitted(tmp_path: Path)
     with pytest.raises(StageError, match="the driver ends"):
         again.prepared()
     # Nobody calls the new job any more; the thread that submits it finds that out by itself.
-    deadline = time.monotonic() + 30
-    while len(jobs.submitted) < 2 or calls_to(folder, jobs.submitted[1]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: len(jobs.submitted) == 2 and not calls_to(folder, jobs.submitted[1]), 30)
 
 
 @pytest.mark.promise("cluster-capacity")

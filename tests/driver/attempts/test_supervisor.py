@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from tests.rank import alone
 from tests.rank.digests import digest_of_training
 from tests.storage.doubles.faulty_store import LOOK, FaultyStore
 from tests.storage.test_committed import commit_newer
+from tests.waiting import wait_for
 from train_core import TrainConfig
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome, Supervisor
 from train_core.errors import ConfigError, FencedError, GaveUpError, StoppedError, UserCodeError
@@ -257,10 +257,7 @@ class TrainsUntilDeleted(LeavesFiles):
         if not self.lost_at:
             store, others = attempt.folder.store, [key(number) for number in range(1, 3)]
             store.write(key(attempt.number), b"half of a checkpoint")
-            deadline = time.monotonic() + 30
-            while any(map(store.exists, others)):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_for(lambda: not any(map(store.exists, others)), 30)
             assert store.exists(key(attempt.number))
             store.delete(key(attempt.number))
         return super().run(attempt)

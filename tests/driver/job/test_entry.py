@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.marks import slow
+from tests.waiting import wait_for
 from train_core import TrainConfig
 from train_core.described_errors import rebuild
 from train_core.driver.job.mailbox_transport import MailboxTransport
@@ -143,11 +144,7 @@ class Caller:
         return self.calls.ask("close", {"status": "FINISHED"})
 
     def answered(self, name: str) -> Answer[Any]:
-        deadline = time.monotonic() + 30
-        while not (answer := self.calls.answer_to(name, Answer[Any])):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        return answer
+        return wait_for(lambda: self.calls.answer_to(name, Answer[Any]), 30)
 
     def die(self) -> None:
         self.dead.set()
@@ -279,10 +276,7 @@ def test_two_that_close_at_once_are_both_answered(folder: RunFolder) -> None:
 
 def test_the_heart_of_a_job_moves_while_it_lives(folder: RunFolder) -> None:
     with two_callers(folder) as (served, one, other):
-        deadline = time.monotonic() + 30
-        while one.calls.heartbeat_of(THE_JOB) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: one.calls.heartbeat_of(THE_JOB) >= 3, 30)
         other.die()
         one.answered(one.close())
         assert served.result() == EndStatus.FINISHED

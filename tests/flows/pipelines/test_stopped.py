@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import commands
+from tests import commands, waiting
 from tests.chaos.pipeline import House, outcome, remaining, unfinished
 from tests.flows.conftest import RETRAIN, Evertrain
 from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
@@ -30,11 +30,7 @@ HELD_AFTER, KILLED_AFTER = 31, 45
 
 
 def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 300
-    while not what():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    waiting.wait_for(what, 300, lambda: str(process.communicate(timeout=1)), ended=process.poll)
 
 
 @contextmanager

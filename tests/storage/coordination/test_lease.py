@@ -12,6 +12,7 @@ import pytest
 
 from tests.marks import slow
 from tests.storage.samples import commit, manifest, save
+from tests.waiting import wait_for
 from train_core.errors import FencedError, RunBusyError, StorageError
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.fence_list import Fence, read_fence_list
@@ -87,10 +88,7 @@ class SlowToScan(RunFolder):
 
     def scan(self) -> tuple[list[Commit], dict[CheckpointName, str]]:
         begin = lease._heartbeat(self.store, 1).counter
-        deadline = time.monotonic() + 30
-        while lease._heartbeat(self.store, 1).counter < begin + 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: lease._heartbeat(self.store, 1).counter >= begin + 2, 30)
         return super().scan()
 
 
@@ -153,10 +151,7 @@ def test_heartbeats_of_a_further_attempt_are_sent_while_the_storage_is_slow(tmp_
         held.advance()
         releasing.start()
         try:
-            deadline = time.monotonic() + 30
-            while lease._heartbeat(store, 2).counter == 0:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_for(lambda: lease._heartbeat(store, 2).counter, 30)
             assert not lease.is_over(store, 1)
         finally:
             store.goes_on.set()

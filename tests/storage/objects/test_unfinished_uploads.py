@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import s3fs
 from evertrain_flows.cli.app import main
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from tests.storage.samples import commit, record
+from tests.waiting import wait_for
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.storage.cleanup.orphans import (
     collect_orphans,
@@ -84,11 +84,7 @@ def uploading(folder: RunFolder) -> Iterator[subprocess.Popen[bytes]]:
             env=os.environ | {"AWS_ENDPOINT_URL": proxy.url},
         ) as process:
             try:
-                deadline = time.monotonic() + 60
-                while not proxy.schedule.hits:
-                    assert process.poll() is None
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
+                wait_for(lambda: proxy.schedule.hits, 60, ended=process.poll)
                 yield process
             finally:
                 process.kill()
