@@ -7,26 +7,24 @@ import os
 import signal
 import uuid
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partialmethod
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from train_core.errors import StorageError
 from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.objects.store import Store
-from train_core.storage.objects.unfinished_uploads import Upload
 
-_T = TypeVar("_T")
 KINDS = ("write", "create", "put", "upload", "copy", "link_or_copy", "delete")
 """What changes something."""
 LOOKS = (
     *("read", "load", "download", "digest", "size_bytes", "exists", "names", "in_folders"),
-    "uploads",
+    "unfinished_uploads",
 )
 """What only looks."""
 LOOK = "look"
-RECORD_BYTES = 16
+RECORD_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -101,77 +99,18 @@ class FaultyStore(Store):
         file = self.notes / "operations"
         return _kinds(file.read_bytes()) if file.exists() else []
 
-    def write(self, key: str, data: bytes, *, durable: bool = False) -> None:
-        act = super().write
-        self._counted("write", key, lambda: act(key, data, durable=durable))
-
-    def create(self, key: str, data: bytes) -> None:
-        act = super().create
-        self._counted("create", key, lambda: act(key, data))
-
-    def put(self, key: str, data: memoryview) -> str:
-        act = super().put
-        return self._counted("put", key, lambda: act(key, data))
-
-    def upload(self, local: str | Path, key: str) -> None:
-        act = super().upload
-        self._counted("upload", key, lambda: act(local, key))
-
-    def copy(self, key: str, target: Store, target_key: str) -> None:
-        act = super().copy
-        self._counted("copy", key, lambda: act(key, target, target_key))
-
-    def link_or_copy(self, key: str, target: Store, target_key: str) -> None:
-        act = super().link_or_copy
-        self._counted("link_or_copy", key, lambda: act(key, target, target_key))
-
-    def delete(self, key: str) -> None:
-        act = super().delete
-        self._counted("delete", key, lambda: act(key))
-
-    def read(self, key: str, max_bytes: int | None = None) -> bytes:
-        act = super().read
-        return self._counted("read", key, lambda: act(key, max_bytes))
-
-    def load(self, key: str, size_bytes: int) -> tuple[memoryview, str]:
-        act = super().load
-        return self._counted("load", key, lambda: act(key, size_bytes))
-
-    def download(self, key: str, local: str | Path) -> str:
-        act = super().download
-        return self._counted("download", key, lambda: act(key, local))
-
-    def digest(self, key: str, size_bytes: int) -> str:
-        act = super().digest
-        return self._counted("digest", key, lambda: act(key, size_bytes))
-
-    def size_bytes(self, key: str) -> int:
-        act = super().size_bytes
-        return self._counted("size_bytes", key, lambda: act(key))
-
-    def exists(self, key: str) -> bool:
-        act = super().exists
-        return self._counted("exists", key, lambda: act(key))
-
-    def names(self, key: str = "") -> list[str]:
-        act = super().names
-        return self._counted("names", key, lambda: act(key))
-
-    def in_folders(self, key: str) -> dict[str, set[str]]:
-        act = super().in_folders
-        return self._counted("in_folders", key, lambda: act(key))
-
-    def unfinished_uploads(self) -> list[Upload]:
-        return self._counted("uploads", "", super().unfinished_uploads)
-
-    def _counted(self, kind: str, key: str, act: Callable[[], _T]) -> _T:
+    def _done(self, kind: str, *given: Any, **named: Any) -> Any:
+        """What the operation gives, if no fault meets it."""
+        act = getattr(super(), kind)
         fault = self._met(kind)
         if fault is None:
-            return act()
+            return act(*given, **named)
         if fault.done:
-            act()
+            act(*given, **named)
         if fault.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        # `upload` has a file of this machine before the key.
+        key = (*given, "")[1 if kind == "upload" else 0]
         raise StorageError(f"cannot {kind} {self.uri(key)}: the test has scheduled this")
 
     def _met(self, kind: str) -> Scheduled | None:
@@ -198,6 +137,10 @@ class FaultyStore(Store):
         return (
             [Scheduled(**fault) for fault in json.loads(file.read_text())] if file.exists() else []
         )
+
+
+for _kind in (*KINDS, *LOOKS):
+    setattr(FaultyStore, _kind, partialmethod(FaultyStore._done, _kind))
 
 
 def _kinds(records: bytes) -> list[str]:

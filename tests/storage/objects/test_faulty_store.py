@@ -78,7 +78,7 @@ def test_looks_are_counted_and_fail_by_themselves(
         "exists": lambda: store.exists("object"),
         "names": store.names,
         "in_folders": lambda: store.in_folders(""),
-        "uploads": store.unfinished_uploads,
+        "unfinished_uploads": store.unfinished_uploads,
     }
     failed = []
     for kind, act in looks.items():
