@@ -27,9 +27,8 @@ pytestmark = pytest.mark.leaves
 @pytest.fixture
 def switch(shared_prefect: tuple[Path, str]) -> Iterator[Switch]:
     _, api = shared_prefect
-    port = int(api.rpartition(":")[2].partition("/")[0])
     with (
-        Switch(port) as switch,
+        Switch(api) as switch,
         temporary_settings({PREFECT_API_URL: f"{switch.url}/api"}),
     ):
         yield switch
@@ -83,7 +82,7 @@ def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, mode
     # Of what it missed the newest; twice, if an answer came after the time-out of its request.
     assert set(map(str, shown(key))) == {"before", "second"}
     # After the first request that failed, which may be a check, no artifact was tried.
-    assert len([line for line in switch.missed if "/artifacts" in line]) <= 1
+    assert len([line for line in switch.schedule.hits if "/artifacts" in line]) <= 1
 
 
 @pytest.mark.parametrize("mode", AWAY)
@@ -96,7 +95,7 @@ def test_a_question_costs_seconds_once_and_then_nothing(switch: Switch, mode: Mo
     # A request that waited for its answer took its time-out, and no second one was sent.
     assert (time.monotonic() - begin >= TIMING.request_timeout_s) is (mode is Mode.SILENT)
     assert server.ask(lambda client: client.api_version()) is None
-    assert len(switch.missed) == 1
+    assert len(switch.schedule.hits) == 1
     switch.turn(Mode.PASS)
     assert server.check()
     assert server.ask(lambda client: client.api_version())
@@ -109,7 +108,7 @@ def test_what_the_server_refuses_is_told_and_not_tried_again(switch: Switch) -> 
     assert len(warnings) == 1
     assert warnings[0].startswith("Bad Key! is not shown in Prefect: HTTP 422")
     assert server.wait_until_shown(0)
-    assert switch.missed == []
+    assert switch.schedule.hits == []
 
 
 @pytest.mark.slow

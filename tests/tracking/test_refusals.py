@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +20,10 @@ from requests import ConnectionError as NoConnection
 from requests import HTTPError, Response
 
 from tests.champion.samples import MODEL, decide, decision, promote
+from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from tests.tracking.conftest import MlflowServer
 from tests.tracking.delivery.test_mirror import expected, mirror_once, points, stages
 from tests.tracking.following import following, mlflow_of
-from tests.tracking.refusing_proxy import Proxy, Rule, proxy_of
 from tests.tracking.run_builder import BEGIN_S, RunBuilder
 from tests.tracking.test_models import commit_digits
 from train_core.champion.log import ModelLog
@@ -97,11 +99,11 @@ def test_an_error_calls_for_a_wait_a_login_new_ids_or_going_on(
 
 
 @pytest.fixture
-def proxy(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def proxy(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     # MLflow's client repeats an upload by itself otherwise.
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     server.start()
-    with proxy_of(server.uri) as found:
+    with FaultProxy(server.uri) as found:
         yield found
 
 
@@ -116,22 +118,29 @@ def mirror_all(run: RunBuilder, uri: str, best: CheckpointSummary) -> Mirror:
     return mirror
 
 
+def refused(status: int, method: str, target: str, **more: Any) -> Fault:
+    """Requests that a proxy refuses by itself, with a page that is no MLflow's."""
+    more = {"times": math.inf, **more}
+    page = b"<html>refused by the proxy</html>"
+    return Fault(Kind.REFUSE, method, target, status=f"{status} refused", body=page, **more)
+
+
 REFUSALS = {
-    "weights-413": ([Rule(413, r"PUT .*safetensors")], "the weights of "),
-    "weights-503": ([Rule(503, r"PUT .*safetensors")], "the weights of "),
-    "artifacts-403": ([Rule(403, r"PUT .*mlflow-artifacts")], "artifact checkpoints.json"),
-    "artifacts-404": ([Rule(404, r"PUT .*mlflow-artifacts")], "artifact checkpoints.json"),
-    "inputs-409": ([Rule(409, r"POST .*log-inputs")], "the datasets"),
+    "weights-413": (refused(413, "PUT", "safetensors"), "the weights of "),
+    "weights-503": (refused(503, "PUT", "safetensors"), "the weights of "),
+    "artifacts-403": (refused(403, "PUT", "mlflow-artifacts"), "artifact checkpoints.json"),
+    "artifacts-404": (refused(404, "PUT", "mlflow-artifacts"), "artifact checkpoints.json"),
+    "inputs-409": (refused(409, "POST", "log-inputs"), "the datasets"),
     "parameter-400": (
-        [Rule(400, r"POST .*log-batch", body=r'"key": ?"settings\.width"')],
+        refused(400, "POST", "log-batch", asks=rb'"key": ?"settings\.width"'),
         "parameter ",
     ),
     "curve-400": (
-        [Rule(400, r"POST .*log-batch", body=r'"key": ?"train/learning_rate"')],
+        refused(400, "POST", "log-batch", asks=rb'"key": ?"train/learning_rate"'),
         "metric train/le",
     ),
-    "models-403": ([Rule(403, r"POST .*logged-models$")], "the model"),
-    "description-403": ([Rule(403, r"PATCH .*registered-models/update")], "registered model"),
+    "models-403": (refused(403, "POST", "logged-models$"), "the model"),
+    "description-403": (refused(403, "PATCH", "registered-models/update"), "registered model"),
 }
 
 
@@ -139,18 +148,22 @@ REFUSALS = {
 @pytest.mark.promise("mirror")
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_is_refused_for_good_is_told_once_and_everything_else_is_there(
-    run: RunBuilder, proxy: Proxy, server: MlflowServer, case: str, caplog: pytest.LogCaptureFixture
+    run: RunBuilder,
+    proxy: FaultProxy,
+    server: MlflowServer,
+    case: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rules, told = REFUSALS[case]
-    proxy.rules = [Rule(rule.status, rule.asked, body=rule.body) for rule in rules]
+    fault, told = REFUSALS[case]
+    proxy.schedule.add(fault)
     best, _ = commit_digits(run)
     if "weights" not in case:
         # A model's code is hundreds of files.
         pipeline = run.folder.record().pipeline | {"mirror_weights": "none"}
         run.change_record(pipeline=pipeline)
     with caplog.at_level(logging.WARNING):
-        mirror = mirror_all(run, proxy.uri, best)
-    assert proxy.rules[0].met
+        mirror = mirror_all(run, proxy.url, best)
+    assert proxy.schedule.hits
     warned = [one.getMessage() for one in caplog.records if "does not take it" in one.getMessage()]
     assert any(told in one for one in warned), warned
     assert len(set(warned)) == len(warned)
@@ -163,12 +176,12 @@ def test_what_is_refused_for_good_is_told_once_and_everything_else_is_there(
     version = client.get_model_version_by_alias(MODEL, "champion")
     assert version.tags["evertrain.checkpoint_digest"] == run.folder.find(best.name).digest
     curves = {point for point in points(server.uri) if point[0].startswith("train/")}
-    refused = {"train/learning_rate"} if case == "curve-400" else set()
-    assert curves == {one for one in expected(range(1, 12)) if one[0] not in refused}
+    left_out = {"train/learning_rate"} if case == "curve-400" else set()
+    assert curves == {one for one in expected(range(1, 12)) if one[0] not in left_out}
     # Asked once more, and refused no more: nothing is missing, and nothing is there twice.
     run.lease.release()
-    proxy.rules.clear()
-    catch_up(run.folder, proxy.uri, PATIENT)
+    proxy.schedule.clear()
+    catch_up(run.folder, proxy.url, PATIENT)
     shown = stages(server.uri)["pipeline"]
     assert NOT_SHOWN not in shown.data.tags
     assert shown.data.params["settings.width"] == "4"
@@ -181,31 +194,31 @@ def test_what_is_refused_for_good_is_told_once_and_everything_else_is_there(
 
 @pytest.mark.slow
 def test_a_request_that_is_too_large_is_made_in_parts(
-    run: RunBuilder, proxy: Proxy, server: MlflowServer
+    run: RunBuilder, proxy: FaultProxy, server: MlflowServer
 ) -> None:
-    proxy.rules = [Rule(413, r"POST .*log-batch", min_bytes=4000)]
+    proxy.schedule.add(refused(413, "POST", "log-batch", min_bytes=4000))
     run.commit(range(1, 101), finished=True)
-    mirror = Mirror(run.folder, proxy.uri, "tests", timing=PATIENT)
+    mirror = Mirror(run.folder, proxy.url, "tests", timing=PATIENT)
     mirror.start()
     assert mirror.flush(120)
     assert mirror.close(EndStatus.FINISHED)
-    assert proxy.rules[0].met
+    assert proxy.schedule.hits
     assert mirror.not_shown == []
     assert points(server.uri) == expected(range(1, 101))
 
 
 @pytest.mark.slow
 def test_a_login_that_has_ended_is_waited_for(
-    run: RunBuilder, proxy: Proxy, server: MlflowServer
+    run: RunBuilder, proxy: FaultProxy, server: MlflowServer
 ) -> None:
     """A token is renewed: nothing of what was sent meanwhile is left out."""
-    proxy.rules = [Rule(401, r"POST .*(log-batch|update)", times=6)]
+    proxy.schedule.add(refused(401, "POST", "log-batch|update", times=6))
     run.commit(range(1, 30), finished=True)
-    mirror = Mirror(run.folder, proxy.uri, "tests", timing=PATIENT)
+    mirror = Mirror(run.folder, proxy.url, "tests", timing=PATIENT)
     mirror.start()
     assert mirror.flush(120)
     assert mirror.close(EndStatus.FINISHED)
-    assert proxy.rules[0].met > 6
+    assert proxy.schedule.seen > [6]
     assert mirror.not_shown == []
     assert points(server.uri) == expected(range(1, 30))
 

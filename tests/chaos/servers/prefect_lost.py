@@ -58,7 +58,7 @@ def prefect_faults(
         if len(lines) not in _expected(outage):
             found.append(f"{where} has {len(lines)} lines about Prefect: {lines}")
     if isinstance(victim, OwnPrefect):
-        tried = [line for line in victim.switch.missed if "/artifacts" in line]
+        tried = [line for line in victim.switch.schedule.hits if "/artifacts" in line]
         if len(tried) > 1:
             found.append(f"{len(tried)} artifacts were tried while it was away")
     shown = shown_in_prefect(house.home, run)

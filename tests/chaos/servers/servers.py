@@ -129,7 +129,7 @@ class OwnPrefect(RealServer):
 
     def __init__(self, home: Path) -> None:
         super().__init__(partial(prefect_server, home))
-        self.switch = Switch(self.port)
+        self.switch = Switch(f"http://127.0.0.1:{self.port}")
 
     def fail(self, way: Way, flow_pid: int) -> None:
         """As it says."""

@@ -1,37 +1,22 @@
 from __future__ import annotations
 
-import http.server
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.chaos.servers.switch import Mode, Switch
-
-
-class Hello(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"hello")
-
-    def log_message(self, *_: object) -> None:
-        pass
+from tests.web import QuietFiles, served
 
 
 @pytest.fixture
-def switch() -> Iterator[Switch]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hello) as server:
-        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
-        serving.start()
-        try:
-            with Switch(server.server_address[1]) as switch:
-                yield switch
-        finally:
-            server.shutdown()
-            serving.join()
+def switch(tmp_path: Path) -> Iterator[Switch]:
+    (tmp_path / "there").write_text("hello")
+    with served(partial(QuietFiles, directory=tmp_path)) as url, Switch(url) as switch:
+        yield switch
 
 
 def get(switch: Switch) -> bytes | int:
@@ -54,4 +39,4 @@ def test_each_request_is_answered_as_the_switch_stands(switch: Switch) -> None:
         get(switch)
     switch.turn(Mode.PASS)
     assert get(switch) == b"hello"
-    assert switch.missed == ["GET /there HTTP/1.1"] * 3
+    assert switch.schedule.hits == ["GET /there"] * 3

@@ -17,8 +17,8 @@ from evertrain_flows.flow_runs.following import resume_answered
 from tests.champion.samples import add_events, approval, decision, register, version
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import Server
+from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from tests.storage.samples import record
-from tests.tracking.refusing_proxy import Rule, proxy_of
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.results import ModelVersion
 from train_core.storage.run_folder import RunFolder
@@ -108,12 +108,11 @@ def test_an_answer_is_followed_though_the_server_at_first_refuses_to_resume(
     asked(storage, version(1, "one"), is_answered=False)
     waits = suspended(client, "one", storage)
     answer = ["approve", "Digits", "1", "--reject", "--reason", "no", "--storage", storage]
-    with proxy_of(PREFECT_API_URL.value() or "") as proxy:
-        refuses = Rule(503, "POST .*/resume", times=2)
-        proxy.rules.append(refuses)
-        with temporary_settings({PREFECT_API_URL: f"{proxy.uri}/api"}):
+    with FaultProxy(PREFECT_API_URL.value() or "") as proxy:
+        proxy.schedule.add(Fault(Kind.REFUSE, "POST", "/resume", times=2))
+        with temporary_settings({PREFECT_API_URL: f"{proxy.url}/api"}):
             main([*answer, "--tracking-uri", ""])
-    assert refuses.met == 3
+    assert proxy.schedule.seen == [3]
     assert "flow run one goes on" in capsys.readouterr().out
     state = client.read_flow_run(waits.id).state
     assert state is not None

@@ -4,7 +4,8 @@
         --latency-ms 25 --mib-per-s 90
 
 Clients use the proxy's address as their endpoint. It hands every byte on as it is, the Host header
-included, which the client has signed. One thread serves one connection, half-duplex.
+included, which the client has signed. One thread serves one connection, half-duplex; two do after a
+request for a websocket.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import re
+import select
 import signal
 import socket
 import socketserver
@@ -37,6 +40,7 @@ SLOW_DOWN = (
 class Kind(Enum):
     """What happens to a request."""
 
+    IGNORE = "ignore"  # the server is not asked, and nobody answers
     REFUSE = "refuse"  # the server is not asked: the fault's own status and body are the answer
     RESET_REQUEST = "reset request"  # the server gets half of it, then both connections are reset
     STALL_REQUEST = "stall request"  # half of it is read, then nothing: no more reading, no answer
@@ -53,15 +57,21 @@ class Fault:
     kind: Kind
     method: str = ""
     target: str = ""
-    """A part of the request's path and query."""
+    """A regular expression that is found in the request's path and query."""
+    asks: bytes = b""
+    """One that is found in its body."""
+    min_bytes: int = 0
+    """The size of its body, at least."""
     skip: int = 0
     times: float = 1
     status: str = "503 Slow Down"
     body: bytes = SLOW_DOWN
 
-    def matches(self, method: str, target: str) -> bool:
+    def matches(self, method: str, target: str, asked: bytes) -> bool:
         """Whether a request is of the kind that the fault is for."""
-        return self.method in ("", method) and self.target in target
+        if self.method not in ("", method) or len(asked) < self.min_bytes:
+            return False
+        return bool(re.search(self.target, target) and re.search(self.asks, asked))
 
 
 @dataclass
@@ -70,6 +80,7 @@ class Schedule:
 
     faults: list[Fault] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
+    """How many requests each fault was for."""
     hits: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -79,16 +90,20 @@ class Schedule:
             self.seen.append(0)
 
     def clear(self) -> None:
+        """Forget the faults; the hits stay."""
         with self._lock:
             self.faults.clear()
             self.seen.clear()
-            self.hits.clear()
 
-    def take(self, method: str, target: str) -> Fault | None:
-        """The fault that meets this request."""
+    @property
+    def looks_at_bodies(self) -> bool:
+        return any(fault.asks or fault.min_bytes for fault in self.faults)
+
+    def take(self, method: str, target: str, asked: bytes = b"") -> Fault | None:
+        """The fault that meets this request, whose body is `asked`."""
         with self._lock:
             for number, fault in enumerate(self.faults):
-                if not fault.matches(method, target):
+                if not fault.matches(method, target, asked):
                     continue
                 self.seen[number] += 1
                 if fault.skip < self.seen[number] <= fault.skip + fault.times:
@@ -146,8 +161,13 @@ class _Connection(socketserver.BaseRequestHandler):
             for end in (self.request, self.upstream):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self.server.watching(self.request, self.upstream):
-                while self.exchange():
+                while self.exchange() and not self.has_hung_up():
                     pass
+
+    def has_hung_up(self) -> bool:
+        """Whether the server does before the next request comes, which it would not get."""
+        ready, _, _ = select.select([self.request, self.upstream], [], [])
+        return self.upstream in ready
 
     def exchange(self) -> bool:
         """Hand on one request and its answer; whether the connection goes on."""
@@ -155,9 +175,14 @@ class _Connection(socketserver.BaseRequestHandler):
         if head is None:
             return False
         method, target = head.first[:2]
-        fault = self.server.schedule.take(method, target)
+        self.asked: bytes | None = None
+        if self.server.schedule.looks_at_bodies:
+            self.asked = b"".join(map(bytes, self.body(head, self.questions)))
+        fault = self.server.schedule.take(method, target, self.asked or b"")
         if self.server.latency_s:
             time.sleep(self.server.latency_s)
+        if fault and fault.kind is Kind.IGNORE:
+            self.end(fault.kind)
         if fault and fault.kind is Kind.REFUSE:
             self.refuse(head, fault)
             return True
@@ -167,7 +192,7 @@ class _Connection(socketserver.BaseRequestHandler):
     def refuse(self, head: Head, fault: Fault) -> None:
         if "Expect" in head.headers:
             self.request.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        for _ in self.body(head, self.questions):
+        for _ in self.question(head):
             pass
         body = b"" if head.first[0] == "HEAD" else fault.body
         lines = (
@@ -189,7 +214,7 @@ class _Connection(socketserver.BaseRequestHandler):
             self.request.sendall(self.interim.raw)
         self.interim = None
         limit = (head.size_bytes or 0) // 2 if cut else math.inf
-        self.hand_on(self.body(head, self.questions, limit), self.upstream)
+        self.hand_on(self.question(head, limit), self.upstream)
         if cut:
             assert fault is not None
             self.end(fault.kind)
@@ -198,6 +223,9 @@ class _Connection(socketserver.BaseRequestHandler):
         head = self.interim or Head.read(self.answers)
         while head and head.first[1].startswith("1"):
             self.request.sendall(head.raw)
+            if head.first[1] == "101":
+                self.hand_on_both_ways()
+                return False
             head = Head.read(self.answers)
         if head is None:
             return False
@@ -216,6 +244,27 @@ class _Connection(socketserver.BaseRequestHandler):
             return True
         self.hand_on(self.body(head, self.answers, to_end=size_bytes is None), self.request)
         return (size_bytes is not None or head.is_chunked) and self.interim is None
+
+    def hand_on_both_ways(self) -> None:
+        """What follows a request for a websocket, until one of the sides hangs up."""
+
+        def pump(source: io.BufferedReader, to: socket.socket) -> None:
+            with suppress(OSError):
+                while piece := source.read1(PIECE_BYTES):
+                    if not self.server.silences:
+                        to.sendall(piece)
+                to.shutdown(socket.SHUT_RDWR)
+
+        back = threading.Thread(target=pump, args=(self.answers, self.request))
+        back.start()
+        pump(self.questions, self.upstream)
+        back.join()
+
+    def question(self, head: Head, limit: float = math.inf) -> Iterator[memoryview | bytes]:
+        """The request's body, which may have been read."""
+        if self.asked is None:
+            return self.body(head, self.questions, limit)
+        return iter([self.asked])
 
     def body(
         self, head: Head, source: BinaryIO, limit: float = math.inf, *, to_end: bool = False
@@ -258,7 +307,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
     def end(self, kind: Kind) -> None:
         """End the connection as the fault says."""
-        if kind in (Kind.STALL_REQUEST, Kind.HOLD_ANSWER):
+        if kind in (Kind.IGNORE, Kind.STALL_REQUEST, Kind.HOLD_ANSWER):
             self.server.stopped.wait()
         elif kind is not Kind.TRUNCATE_ANSWER:
             for end in (self.request, self.upstream):
@@ -288,6 +337,8 @@ class FaultProxy(socketserver.ThreadingTCPServer):
         self.latency_s = latency_s
         self.bytes_per_s = bytes_per_s
         self.schedule = Schedule()
+        self.silences = False
+        """Whether nothing comes through websockets any more."""
         self.stopped = threading.Event()
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -307,10 +358,15 @@ class FaultProxy(socketserver.ThreadingTCPServer):
         self._serving.join()
         with self._lock:
             self.stopped.set()
+        self.cut_off()
+        self.server_close()  # waits for the threads of the connections
+
+    def cut_off(self) -> None:
+        """End all connections."""
+        with self._lock:
             for end in self._open:
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
-        self.server_close()  # waits for the threads of the connections
 
     @contextmanager
     def watching(self, *ends: socket.socket) -> Iterator[None]:

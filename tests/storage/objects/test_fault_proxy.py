@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import http.server
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.storage.doubles.fault_proxy import SLOW_DOWN, Fault, FaultProxy, Kind
+from tests.web import served
 
 LARGE = os.urandom(3 * 2**20)
 
@@ -53,12 +54,8 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def upstream() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with served(Server) as url:
+        yield url
 
 
 def ask(url: str, data: bytes | None = None) -> tuple[bytes, str | None]:
