@@ -15,6 +15,7 @@ import torch
 import torchmetrics
 from pydantic import Field
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from tests.chaos.standing import NOTES, stand_still
 from train_core import ArrayDataset, Batch, Columns, Settings, Workload
@@ -98,12 +99,10 @@ class Growing(Workload[GrowingSettings]):
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         return nn.functional.cross_entropy(outputs, batch["targets"])
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"accuracy": torchmetrics.Accuracy("multiclass", num_classes=2)}
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(outputs.argmax(1), batch["targets"])
 
     def predictions(self, outputs: Any) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchmetrics import Metric
 
 from train_core import (
     Batch,
@@ -120,16 +121,14 @@ class Tagger(Workload[TaggerSettings]):
     def weight(self, batch: Batch) -> Tensor:
         return (batch["targets"] != PADDING).sum()
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {
             "accuracy": torchmetrics.classification.MulticlassAccuracy(
                 3, average="micro", ignore_index=PADDING
             )
         }
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Tensor, batch: Batch, name: str = ""
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Tensor, batch: Batch, name: str = "") -> None:
         metric.update(outputs.flatten(0, 1), batch["targets"].flatten())
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:

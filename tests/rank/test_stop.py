@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-import torchmetrics
+from torchmetrics import Metric
 
 from tests.marks import slow
 from tests.rank.alone import create
@@ -86,9 +86,7 @@ class Lengthy(Tiny):
 
     measured = 0
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         super().update_metric(metric, outputs, batch, name)
         self.measured += 1
         time.sleep(0.15)

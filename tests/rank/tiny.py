@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torchmetrics
 from pydantic import Field
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from train_core import ArrayDataset, Batch, Columns, Settings, Workload
 from train_core.datasets.protocols import Dataset, Split, Stream
@@ -111,15 +112,13 @@ class Tiny(Workload[TinySettings]):
             return loss * float("nan")
         return loss
 
-    def metrics(self) -> dict[str, torchmetrics.Metric]:
+    def metrics(self) -> dict[str, Metric]:
         return {
             "accuracy": torchmetrics.classification.MulticlassAccuracy(3, average="micro"),
             "count": torchmetrics.SumMetric(),
         }
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         if isinstance(metric, torchmetrics.SumMetric):
             metric.update(torch.ones(len(outputs)))
         else:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torchmetrics
 from torch import Tensor, nn
+from torchmetrics import Metric
 from torchmetrics.classification import BinaryAveragePrecision
 from torchmetrics.image import PeakSignalNoiseRatio
 
@@ -44,12 +45,10 @@ class Right(Workload[Settings]):
         targets = batch["targets"][:, None].float()
         return nn.functional.binary_cross_entropy_with_logits(outputs, targets)
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"accuracy": torchmetrics.classification.BinaryAccuracy()}
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(outputs[:, 0].sigmoid(), batch["targets"])
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
@@ -79,16 +78,14 @@ class OfManySamples(Right):
 class Logits(Right):
     """torchmetrics applies a sigmoid by what a batch contains."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"precision": BinaryAveragePrecision()}
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(outputs[:, 0], batch["targets"])
 
 
-class MeanOfBatches(torchmetrics.Metric):
+class MeanOfBatches(Metric):
     """Adds up the means of batches, and divides by their number."""
 
     full_state_update = False
@@ -109,11 +106,11 @@ class MeanOfBatches(torchmetrics.Metric):
 class Batches(Right):
     """A metric of the batches, not of the rows."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"squared": MeanOfBatches()}
 
 
-class Averaged(torchmetrics.Metric):
+class Averaged(Metric):
     """Its state is the mean, which shards of other sizes, or counts, do not merge."""
 
     full_state_update = False
@@ -132,19 +129,17 @@ class Averaged(torchmetrics.Metric):
 class WronglyMerged(Right):
     """The largest of sums is no sum."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"total": Averaged()}
 
 
 class SignalToNoise(Right):
     """A metric of torchmetrics with states of several kinds."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"psnr": PeakSignalNoiseRatio(data_range=1.0)}
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(outputs[:, 0].sigmoid(), batch["targets"].float())
 
 
@@ -252,18 +247,14 @@ class SharedBuffer(Right):
 class BrokenInEvaluation(Right):
     """Its metric reads a column that the batch has not."""
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(outputs[:, 0].sigmoid(), batch["answers"])
 
 
 class HungryInEvaluation(Right):
     """Measures batches of more than 16 rows only: there are 64."""
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         if len(outputs) <= 16:
             raise ValueError("too few rows to rank")
         super().update_metric(metric, outputs, batch, name)
@@ -292,9 +283,7 @@ class InDataclass(Right):
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         return super().loss(outputs.logits, batch)
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         super().update_metric(metric, outputs.logits, batch, name)
 
     def predictions(self, outputs: Any) -> dict[str, Tensor]:
@@ -347,21 +336,17 @@ class Scaled(nn.Module):
 class Called(Right):
     """Calls the metric, which updates it and computes it, too."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"auroc": torchmetrics.classification.BinaryAUROC()}
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str = ""
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str = "") -> None:
         metric(outputs[:, 0].sigmoid(), batch["targets"])
 
 
 class Squeezed(Right):
     """Of a row alone the outputs have no dimension."""
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str = ""
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str = "") -> None:
         metric.update(outputs.squeeze().sigmoid(), batch["targets"])
 
 
@@ -388,9 +373,7 @@ class AsManyWeights(Right):
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         return super().loss(outputs["logits"], batch) * outputs["weights"].sum()
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str = ""
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str = "") -> None:
         super().update_metric(metric, outputs["logits"], batch, name)
 
     def predictions(self, outputs: Any) -> dict[str, Tensor]:
@@ -468,7 +451,7 @@ class ListedRates(Right):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rates[step])
 
 
-class StatesOfMeans(torchmetrics.Metric):
+class StatesOfMeans(Metric):
     """A ratio of two means, which is that of the sums."""
 
     def __init__(self) -> None:
@@ -487,23 +470,21 @@ class StatesOfMeans(torchmetrics.Metric):
 class RatioOfMeans(Right):
     """Right on any number of shards."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"accuracy": StatesOfMeans()}
 
 
 class Correlated(Right):
     """torchmetrics' Pearson puts states together itself, which nothing reduces."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"correlation": torchmetrics.PearsonCorrCoef()}
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(outputs[:, 0].sigmoid(), batch["targets"].float())
 
 
-class Lists(torchmetrics.Metric):
+class Lists(Metric):
     """Keeps a list, of which the mean shall be taken."""
 
     def __init__(self) -> None:
@@ -520,7 +501,7 @@ class Lists(torchmetrics.Metric):
 class MeanOfLists(Right):
     """Its metric's list cannot be merged."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"median": Lists()}
 
 
@@ -538,19 +519,17 @@ class Texts(Lists):
 class KeepsTexts(Right):
     """Its metric's states are no tensors."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"texts": Texts()}
 
 
 class MeanOfMeans(Right):
     """The mean of the batches' means, of which the last has fewer rows."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"score": torchmetrics.MeanMetric()}
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(outputs[:, 0].sigmoid().mean())
 
 
@@ -666,12 +645,10 @@ class NoStateOfSchedule(Right):
 class Ranged(Right):
     """torchmetrics merges its states of two shards, and of three none."""
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         return {"nrmse": torchmetrics.NormalizedRootMeanSquaredError(normalization="range")}
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(outputs[:, 0].sigmoid(), batch["targets"].float())
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torchmetrics
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from train_core import ArrayDataset, Batch, Columns, SampleRandom, Settings, Split, Workload
 from train_core.datasets.protocols import Dataset, Stream
@@ -54,12 +55,10 @@ class Searched(Workload[SearchedSettings]):
         time.sleep(self.settings.pause_s)
         return nn.functional.cross_entropy(outputs, batch["targets"])
 
-    def metrics(self) -> dict[str, torchmetrics.Metric]:
+    def metrics(self) -> dict[str, Metric]:
         return {"score": torchmetrics.MeanMetric()}
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(torch.full((len(outputs),), self.settings.score))
 
     def predictions(self, outputs: Any) -> dict[str, Tensor]:
