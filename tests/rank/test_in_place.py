@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -94,7 +94,7 @@ class Trained:
     def __init__(
         self,
         scratch: Path,
-        kills: dict[int, list[dict[str, Any]]],
+        kills: Kills,
         max_restarts: int = 20,
         launcher: type[LastingProcesses] = LastingProcesses,
         **config: Any,
@@ -127,11 +127,33 @@ def steps_lost(scratch: Path) -> list[int]:
     return [max(was) - min(now) + 1 for was, now in pairwise(of_each)]
 
 
+Kills = dict[int, list[dict[str, Any]]]
+"""Of each attempt those who die."""
+
+
 def kill(rank: int, point: str, step: int, after: int = 0) -> dict[str, Any]:
     return {"rank": rank, "point": point, "step": step, "after": after}
 
 
-Undisturbed = Callable[[str], str]
+Train = Callable[..., Trained]
+
+
+@pytest.fixture
+def trained(undisturbed: Callable[[str], str], tmp_path: Path) -> Train:
+    """Trains with these kills, and compares the end with that of the undisturbed training.
+
+    `lost`: how many steps are done again after each attempt; None: whatever it is.
+    """
+
+    def train(
+        kills: Kills, lost: Sequence[int] | None = (0,), name: str = "tiny", **more: Any
+    ) -> Trained:
+        found = Trained(tmp_path, kills, **CONFIGS[name], **more)
+        assert found.digest == undisturbed(name)
+        assert lost is None or found.steps_lost == list(lost)
+        return found
+
+    return train
 
 
 def rows() -> list[Any]:
@@ -172,13 +194,10 @@ def rows() -> list[Any]:
 
 @pytest.mark.promise("exact-training", "worker-dies")
 @pytest.mark.parametrize(("name", "workers", "point"), rows())
-def test_killed_in_place(
-    undisturbed: Undisturbed, tmp_path: Path, name: str, workers: int, point: str
-) -> None:
+def test_killed_in_place(trained: Train, name: str, workers: int, point: str) -> None:
     at, step = POINTS[point]
     dead = workers - 1 if step % 2 else 0
-    found = Trained(tmp_path, {1: [kill(dead, at, step)]}, num_workers=workers, **CONFIGS[name])
-    assert found.digest == undisturbed(name)
+    found = trained({1: [kill(dead, at, step)]}, None, name, num_workers=workers)
     assert not any(found.steps_lost)
     first, second = found.pids
     assert [was == now for was, now in zip(first, second, strict=True)] == [
@@ -227,58 +246,39 @@ def test_killed_in_place(
         ),
     ],
 )  # fmt: skip
-def test_three_ranks_lose_some(
-    undisturbed: Undisturbed,
-    tmp_path: Path,
-    kills: dict[int, list[dict[str, Any]]],
-    lost: list[int],
-) -> None:
-    found = Trained(tmp_path, kills, num_workers=3)
-    assert found.digest == undisturbed("tiny")
-    assert found.steps_lost == lost
+def test_three_ranks_lose_some(trained: Train, kills: Kills, lost: list[int]) -> None:
+    trained(kills, lost, num_workers=3)
 
 
 @pytest.mark.promise("three-restarts")
-def test_attempts_that_come_further_without_a_commit_are_followed_by_others(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_attempts_that_come_further_without_a_commit_are_followed_by_others(trained: Train) -> None:
     kills = {number: [kill(number % 2, "before_step", number + 1)] for number in (1, 2, 3)}
-    found = Trained(tmp_path, kills, 1, num_workers=2, checkpoint_every_steps=10)
-    assert found.digest == undisturbed("tiny")
-    assert found.steps_lost == [0, 0, 0]
+    more = {"num_workers": 2, "checkpoint_every_steps": 10}
+    found = trained(kills, [0, 0, 0], max_restarts=1, **more)
     assert min(one.name.attempt for one in found.folder.checkpoints()) == 4
 
 
 @pytest.mark.parametrize(
     "step", [pytest.param(5, id="epoch"), pytest.param(10, id="last", marks=SLOW)]
 )
-def test_a_checkpoint_with_a_validation_is_taken_again(
-    undisturbed: Undisturbed, tmp_path: Path, step: int
-) -> None:
-    found = Trained(tmp_path, {1: [kill(0, "before_manifest", step)]}, num_workers=2)
-    assert found.digest == undisturbed("tiny")
+def test_a_checkpoint_with_a_validation_is_taken_again(trained: Train, step: int) -> None:
+    found = trained({1: [kill(0, "before_manifest", step)]}, None, num_workers=2)
     commits = found.folder.checkpoints()
     assert {one.step for one in commits if one.manifest.validated} == {5, 10}
 
 
 @SLOW
-def test_a_state_that_was_altered_in_one_memory_is_noticed(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_a_state_that_was_altered_in_one_memory_is_noticed(trained: Train) -> None:
     kills = {1: [kill(2, "before_step", 3, 2), kill(1, "alter", 3)]}
-    found = Trained(tmp_path, kills, num_workers=3)
-    assert found.digest == undisturbed("tiny")
-    assert found.steps_lost == [1]
+    trained(kills, [1], num_workers=3)
 
 
 @pytest.mark.parametrize("point", ["shared", slow("in_file")])
 def test_a_commit_in_flight_is_finished_if_all_shares_are_stored(
-    undisturbed: Undisturbed, tmp_path: Path, point: str
+    trained: Train, point: str
 ) -> None:
     kills = {1: [kill(0, "slow_before_manifest", 4), kill(1, point, 4, 2)]}
-    found = Trained(tmp_path, kills, num_workers=2, keep_last=9)
-    assert found.digest == undisturbed("tiny")
-    assert found.steps_lost == [0]
+    found = trained(kills, num_workers=2, keep_last=9)
     assert found.unwilling == []
     attempts = {one.step: one.name.attempt for one in found.folder.checkpoints()}
     assert attempts[2] == 1
@@ -287,25 +287,17 @@ def test_a_commit_in_flight_is_finished_if_all_shares_are_stored(
 
 
 @SLOW
-def test_a_survivor_whose_storage_hangs_is_replaced(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_a_survivor_whose_storage_hangs_is_replaced(trained: Train) -> None:
     kills = {1: [kill(0, "stuck_in_file", 4), kill(1, "before_step", 4)]}
-    found = Trained(tmp_path, kills, num_workers=3)
-    assert found.digest == undisturbed("tiny")
-    assert found.steps_lost == [0]
+    found = trained(kills, num_workers=3)
     before, after = found.pids
     assert [was == now for was, now in zip(before, after, strict=True)] == [False, False, True]
 
 
-def test_the_only_survivor_has_time_to_end_what_it_stores(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_the_only_survivor_has_time_to_end_what_it_stores(trained: Train) -> None:
     # All its files would take longer than it has; the first one does not.
     kills = {1: [kill(0, "slow_in_file", 4), kill(1, "before_step", 4)]}
-    found = Trained(tmp_path, kills, num_workers=2)
-    assert found.digest == undisturbed("tiny")
-    assert found.steps_lost == [0]
+    found = trained(kills, num_workers=2)
     assert found.pids[0][0] == found.pids[1][0]
 
 
@@ -341,14 +333,12 @@ class LosesTheStorage(LastingProcesses):
 
 @SLOW
 def test_survivors_wait_for_a_storage_that_is_away_as_the_next_attempt_begins(
-    undisturbed: Undisturbed, tmp_path: Path
+    trained: Train,
 ) -> None:
     kills = {1: [kill(1, "before_step", 3)]}
-    found = Trained(tmp_path, kills, launcher=LosesTheStorage, num_workers=2)
+    found = trained(kills, launcher=LosesTheStorage, num_workers=2)
     assert isinstance(found.folder.store, AwayStore)
     assert found.folder.store.num_refused > 0
-    assert found.digest == undisturbed("tiny")
-    assert found.steps_lost == [0]
     assert found.pids[0][0] == found.pids[1][0]
 
 
@@ -363,21 +353,15 @@ def test_what_a_module_sets_as_it_is_imported_holds_in_every_attempt(tmp_path: P
 
 
 @SLOW
-def test_a_survivor_in_a_long_validation_is_told(undisturbed: Undisturbed, tmp_path: Path) -> None:
+def test_a_survivor_in_a_long_validation_is_told(trained: Train) -> None:
     kills = {1: [kill(0, "in_validation", 5), kill(1, "slow_validation", 5)]}
-    found = Trained(tmp_path, kills, num_workers=2)
-    assert found.digest == undisturbed("tiny")
-    assert found.steps_lost == [0]
+    found = trained(kills, num_workers=2)
     assert found.unwilling == []
 
 
-def test_a_survivor_that_does_not_leave_is_replaced(
-    undisturbed: Undisturbed, tmp_path: Path
-) -> None:
+def test_a_survivor_that_does_not_leave_is_replaced(trained: Train) -> None:
     kills = {1: [kill(0, "before_step", 3), kill(1, "stuck", 3)]}
-    found = Trained(tmp_path, kills, num_workers=3)
-    assert found.digest == undisturbed("tiny")
-    assert found.steps_lost == [0]
+    found = trained(kills, num_workers=3)
     assert found.unwilling == [found.pids[0][1]]
     assert found.pids[1][2] == found.pids[0][2]
 
@@ -385,11 +369,10 @@ def test_a_survivor_that_does_not_leave_is_replaced(
 @SLOW
 @pytest.mark.parametrize("workers", [2, 3])
 def test_many_kills_leave_as_many_threads_and_descriptors(
-    undisturbed: Undisturbed, tmp_path: Path, workers: int
+    trained: Train, tmp_path: Path, workers: int
 ) -> None:
     kills = {number: [kill(0, "before_step", number + 2)] for number in range(1, 8)}
-    found = Trained(tmp_path, kills, num_workers=workers, data_workers=1)
-    assert found.digest == undisturbed("tiny")
+    found = trained(kills, None, num_workers=workers, data_workers=1)
     assert found.unwilling == []
     facts = [f for f in in_place.facts_of_processes(tmp_path) if f["pid"] == found.pids[0][1]]
     assert [one["attempt"] for one in facts] == list(range(1, 8))
