@@ -41,40 +41,46 @@ ASKED: dict[str, Any] = {
 STEPS = 10
 
 
-class LosesAttempts:
+LOST = AttemptOutcome(Ended.LOST, ConnectionError("rank 0 died"))
+DEATH, BUG = ConnectionError("rank 0 died"), UserCodeError("train", "KeyError: 'x'", "a traceback")
+
+
+class Ends:
+    """A launcher whose first attempts end so; the next one trains to the end."""
+
+    def __init__(self, *outcomes: AttemptOutcome) -> None:
+        self.outcomes = list(outcomes)
+        self.attempts: list[int] = []
+
+    def run(self, attempt: Attempt) -> AttemptOutcome:
+        self.attempts.append(attempt.number)
+        if self.outcomes:
+            return self.outcomes.pop(0)
+        alone.run(attempt.folder, attempt.number, **attempt.config.model_dump())
+        return AttemptOutcome()
+
+
+class LosesAttempts(Ends):
     """A launcher whose first attempts are lost: each has trained up to one of these steps."""
 
     def __init__(self, *lost_at: int) -> None:
+        super().__init__(
+            *(
+                replace(LOST, error=ConnectionError(f"rank 1 died in attempt {number}"))
+                for number in range(1, len(lost_at) + 1)
+            )
+        )
         self.lost_at = list(lost_at)
-        self.attempts: list[int] = []
-        self.has_lost_two = threading.Event()
+        self.has_begun = threading.Event()
+        """Set in the second attempt."""
 
     def run(self, attempt: Attempt) -> AttemptOutcome:
-        self.attempts.append(attempt.number)
-        if len(self.attempts) == 2:
-            self.has_lost_two.set()
-        asked = attempt.config.model_dump()
-        if not self.lost_at:
+        if attempt.number == 2:
+            self.has_begun.set()
+        if self.lost_at and (step := self.lost_at.pop(0)):
+            asked = attempt.config.model_dump() | {"max_steps": step}
             alone.run(attempt.folder, attempt.number, **asked)
-            return AttemptOutcome()
-        if step := self.lost_at.pop(0):
-            alone.run(attempt.folder, attempt.number, **asked | {"max_steps": step})
-        return AttemptOutcome(
-            Ended.LOST, ConnectionError(f"rank 1 died in attempt {attempt.number}")
-        )
-
-
-class Fails:
-    """A launcher whose attempts end with an error of the user's."""
-
-    def __init__(self) -> None:
-        self.attempts: list[int] = []
-
-    def run(self, attempt: Attempt) -> AttemptOutcome:
-        self.attempts.append(attempt.number)
-        return AttemptOutcome(
-            Ended.FAILED, UserCodeError("train", "rank 0: KeyError: 'x'", "a traceback")
-        )
+        return super().run(attempt)
 
 
 @pytest.fixture
@@ -119,22 +125,13 @@ def test_a_new_checkpoint_makes_the_count_begin_anew(
     assert digest_of_training(folder) == digest_of_training(undisturbed)
 
 
-class KeepsSteps:
-    """A launcher whose attempts are lost, and leave processes that keep these steps."""
-
-    def __init__(self, *kept: int) -> None:
-        self.kept = list(kept)
-
-    def run(self, attempt: Attempt) -> AttemptOutcome:
-        return replace(LOST, has_survivors=True, kept_step=self.kept.pop(0))
-
-
 @pytest.mark.promise("three-restarts")
 def test_a_step_that_survivors_keep_makes_the_count_begin_anew(supervised: Supervisor) -> None:
-    launcher = KeepsSteps(1, 2, 3, 3, 3, 4, 5, 5, 4, 5, 6)
+    kept = (1, 2, 3, 3, 3, 4, 5, 5, 4, 5, 6)
+    launcher = Ends(*(replace(LOST, has_survivors=True, kept_step=step) for step in kept))
     with pytest.raises(GaveUpError, match="gave up after 4 tries without progress"):
         supervised.train(TrainConfig(**ASKED), launcher)
-    assert launcher.kept == [6]
+    assert [one.kept_step for one in launcher.outcomes] == [6]
 
 
 class HoldsAllButTheLease(Store):
@@ -149,53 +146,46 @@ class HoldsAllButTheLease(Store):
         return super()._run(action, key, operation, **more)
 
 
-class JoinsMeanwhile(LosesAttempts):
-    """Its second attempt, for which processes wait, begins while the storage holds its answers."""
+class WaitsBetween(LosesAttempts):
+    """Its processes wait for a second attempt, and for what they are told of the first one.
 
-    store: HoldsAllButTheLease
-    earlier: Commit | None = None
-    was_known = True
+    `between` is called before the driver hears that the first one is lost, `within` as the second
+    one begins, which trains on if it can.
+    """
+
+    def __init__(
+        self, between: Callable[[Attempt], object], within: Callable[[], object] = lambda: None
+    ) -> None:
+        super().__init__(4)
+        self.between, self.within = between, within
+        self.was_known = True
+        self.earlier: Commit | BaseException | None = None
 
     def run(self, attempt: Attempt) -> AttemptOutcome:
-        if attempt.number == 2:
-            self.was_known = attempt.earlier.done()
-            self.store.goes_on.set()
-            self.earlier = attempt.earlier.result(60)
-            return super().run(attempt)
-        outcome = super().run(attempt)
-        self.store.is_holding = True
-        return replace(outcome, has_survivors=True, kept_step=5)
+        if attempt.number == 1:
+            outcome = super().run(attempt)
+            self.between(attempt)
+            return replace(outcome, has_survivors=True, kept_step=5)
+        self.was_known = attempt.earlier.done()
+        self.within()
+        if error := attempt.earlier.exception(60):
+            self.earlier, self.outcomes = error, [replace(LOST, has_survivors=True, kept_step=5)]
+        else:
+            self.earlier = attempt.earlier.result()
+        return super().run(attempt)
 
 
 def test_processes_that_wait_wait_for_one_request_only(
     supervised: Supervisor, folder: RunFolder
 ) -> None:
-    launcher = JoinsMeanwhile(4)
-    folder.store = launcher.store = HoldsAllButTheLease(folder.url)
-    supervised._lease.store = folder.store
+    folder.store = store = HoldsAllButTheLease(folder.url)
+    supervised._lease.store = store
+    launcher = WaitsBetween(lambda _: setattr(store, "is_holding", True), store.goes_on.set)
     supervised.train(TrainConfig(**ASKED), launcher)
     assert not launcher.was_known
-    assert launcher.earlier is not None
+    assert isinstance(launcher.earlier, Commit)
     assert launcher.earlier.step == 4
     assert lease.is_over(folder.store, 1)
-
-
-class WaitsBetween(LosesAttempts):
-    """Its processes wait for a second attempt, which fails by what happens after the first one."""
-
-    def __init__(self, lost_at: int, happens: Callable[[Attempt], object]) -> None:
-        super().__init__(lost_at)
-        self.happens = happens
-        self.failed: BaseException | None = None
-
-    def run(self, attempt: Attempt) -> AttemptOutcome:
-        if attempt.number == 2:
-            self.attempts.append(attempt.number)
-            self.failed = attempt.earlier.exception(60)
-            return replace(LOST, has_survivors=True, kept_step=5)
-        outcome = super().run(attempt)
-        self.happens(attempt)
-        return replace(outcome, has_survivors=True, kept_step=5)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +206,11 @@ def test_what_happens_between_two_attempts_ends_the_second_one(
     error: type[Exception],
     words: str,
 ) -> None:
-    launcher = WaitsBetween(4, happens)
+    launcher = WaitsBetween(happens)
     with pytest.raises(error, match=words):
         supervised.train(TrainConfig(**ASKED), launcher)
     assert launcher.attempts == [1, 2]
-    assert isinstance(launcher.failed, error)
+    assert isinstance(launcher.earlier, error)
 
 
 class LeavesFiles(LosesAttempts):
@@ -290,6 +280,17 @@ def test_what_an_attempt_that_trains_may_commit_is_deleted_by_nobody(folder: Run
     held.release()
 
 
+def stopped(supervised: Supervisor, launcher: Any, stop: Callable[[], object], **asked: Any) -> str:
+    """What is said of a training that is told to end in its first attempt, and does."""
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(supervised.train, TrainConfig(**ASKED, **asked), launcher)
+        assert launcher.has_begun.wait(60)
+        stop()
+        with pytest.raises(StoppedError) as ended:
+            training.result(60)
+    return str(ended.value)
+
+
 class StandsStill:
     """A launcher whose attempt ends when it is let go, which is too late."""
 
@@ -351,12 +352,7 @@ def test_ranks_that_could_not_save_have_stopped_at_their_last_commit(
     supervised: Supervisor, folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     launcher = Obeys(AttemptOutcome(given_up_at=4))
-    with ThreadPoolExecutor(1) as thread:
-        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
-        assert launcher.has_begun.wait(60)
-        supervised.stop()
-        with pytest.raises(StoppedError, match="saved up to step 4"):
-            training.result(60)
+    assert "saved up to step 4" in stopped(supervised, launcher, supervised.stop)
     assert [request.goes_on for request in launcher.received] == [False]
     assert "the storage did not take a last checkpoint within grace_s" in caplog.text
     assert "did not end within grace_s" not in caplog.text
@@ -380,9 +376,6 @@ class WaitsForRoom:
         raise AssertionError
 
 
-LOST = AttemptOutcome(Ended.LOST, ConnectionError("rank 0 died"))
-
-
 @pytest.mark.parametrize(
     "new_launcher",
     [WaitsForRoom, lambda: Obeys(AttemptOutcome()), lambda: Obeys(LOST)],
@@ -396,13 +389,7 @@ def test_an_attempt_that_is_asked_to_end_does_so_although_the_storage_is_away(
 ) -> None:
     launcher = new_launcher()
     folder.store = store = FaultyStore(folder.url, tmp_path / "notes")
-    with ThreadPoolExecutor(1) as thread:
-        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
-        assert launcher.has_begun.wait(60)
-        take_away(store)
-        supervised.stop()
-        with pytest.raises(StoppedError):
-            training.result(60)
+    stopped(supervised, launcher, lambda: (take_away(store), supervised.stop()))
 
 
 def test_no_attempt_begins_after_a_stop_although_the_storage_is_away(
@@ -428,12 +415,7 @@ def test_a_request_in_the_run_folder_is_brought_to_the_ranks(
     supervised: Supervisor, folder: RunFolder
 ) -> None:
     launcher = Obeys(LOST)
-    with ThreadPoolExecutor(1) as thread:
-        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
-        assert launcher.has_begun.wait(60)
-        ask_to_stop(folder.store, 1, "somebody elsewhere")
-        with pytest.raises(StoppedError):
-            training.result(60)
+    stopped(supervised, launcher, lambda: ask_to_stop(folder.store, 1, "somebody elsewhere"))
     assert launcher.received == [StopRequest(reason="somebody elsewhere")]
 
 
@@ -441,12 +423,7 @@ def test_a_request_that_could_not_be_sent_is_sent_again(
     supervised: Supervisor, caplog: pytest.LogCaptureFixture
 ) -> None:
     launcher = Obeys(LOST, refusals=2)
-    with ThreadPoolExecutor(1) as thread:
-        training = thread.submit(supervised.train, TrainConfig(**ASKED, grace_s=10), launcher)
-        assert launcher.has_begun.wait(60)
-        supervised.stop()
-        with pytest.raises(StoppedError):
-            training.result(60)
+    stopped(supervised, launcher, supervised.stop, grace_s=10)
     assert launcher.received == [StopRequest(reason="its program ends")]
     assert "the ranks cannot be asked to stop" in caplog.text
     assert "did not end within grace_s" not in caplog.text
@@ -459,12 +436,7 @@ def test_who_is_told_to_end_between_two_attempts_begins_no_other(
     held = begin_attempt(folder)
     supervised = Supervisor(folder, held, paused(3600))
     launcher = LosesAttempts(0, 0, 0)
-    with ThreadPoolExecutor(1) as thread:
-        training = thread.submit(supervised.train, TrainConfig(**ASKED), launcher)
-        assert launcher.has_lost_two.wait(60)
-        supervised.stop()
-        with pytest.raises(StoppedError):
-            training.result(60)
+    stopped(supervised, launcher, supervised.stop)
     held.release()
     assert launcher.attempts == [1, 2]
 
@@ -472,7 +444,7 @@ def test_who_is_told_to_end_between_two_attempts_begins_no_other(
 def test_what_the_user_has_to_mend_ends_the_training_at_once(
     supervised: Supervisor,
 ) -> None:
-    launcher = Fails()
+    launcher = Ends(AttemptOutcome(Ended.FAILED, BUG))
     with pytest.raises(UserCodeError, match="KeyError"):
         supervised.train(TrainConfig(**ASKED), launcher)
     assert launcher.attempts == [1]
@@ -482,57 +454,42 @@ def test_a_training_that_is_done_launches_nothing(
     supervised: Supervisor, folder: RunFolder
 ) -> None:
     alone.run(folder, **ASKED)
-    launcher = Fails()
+    launcher = Ends(AttemptOutcome(Ended.FAILED, BUG))
     assert supervised.train(TrainConfig(**ASKED), launcher).manifest.step == STEPS
     assert launcher.attempts == []
 
 
-class Moves:
+class Moves(Ends):
     """A launcher whose first attempts end as they were asked to, without a new checkpoint."""
 
-    def __init__(self, times: int) -> None:
-        self.times = times
-        self.attempts: list[int] = []
-
     def run(self, attempt: Attempt) -> AttemptOutcome:
-        self.attempts.append(attempt.number)
-        if len(self.attempts) <= self.times:
+        if self.outcomes:
             attempt.requests.ask_to_move("node 1 is being drained")
-            return AttemptOutcome(Ended.AS_ASKED)
-        alone.run(attempt.folder, attempt.number, **attempt.config.model_dump())
-        return AttemptOutcome()
+        return super().run(attempt)
 
 
 def test_an_attempt_that_ends_for_another_one_elsewhere_is_no_death(
     supervised: Supervisor,
 ) -> None:
-    launcher = Moves(5)
+    launcher = Moves(*[AttemptOutcome(Ended.AS_ASKED)] * 5)
     assert supervised.train(TrainConfig(**ASKED), launcher).manifest.step == STEPS
     assert launcher.attempts == [1, 2, 3, 4, 5, 6]
 
 
-class Measures:
-    """A launcher whose attempts end with these errors, and measure what is not saved."""
+class Measures(Ends):
+    """A launcher whose attempts measure what is not saved."""
 
-    def __init__(self, *errors: Exception) -> None:
-        self.errors = list(errors)
+    def __init__(self, *outcomes: AttemptOutcome) -> None:
+        super().__init__(*outcomes)
         self.kept: list[tuple[int, int, str]] = []
         """The attempt that has measured, the one that it is kept for, and why."""
 
     def run(self, attempt: Attempt) -> AttemptOutcome:
-        if not self.errors:
-            alone.run(attempt.folder, attempt.number, **attempt.config.model_dump())
-            return AttemptOutcome()
-        error = self.errors.pop(0)
-
         def keep(number: int, why: str) -> None:
             self.kept.append((attempt.number, number, why))
 
-        ended = Ended.LOST if isinstance(error, ConnectionError) else Ended.FAILED
-        return AttemptOutcome(ended, error, keep_metrics=keep)
-
-
-DEATH, BUG = ConnectionError("rank 0 died"), UserCodeError("train", "KeyError", "a traceback")
+        outcome = super().run(attempt)
+        return replace(outcome, keep_metrics=keep) if outcome.error else outcome
 
 
 @pytest.mark.parametrize(
@@ -552,7 +509,9 @@ def test_what_no_checkpoint_covers_is_kept_if_no_other_attempt_measures_it(
     raised: type[Exception] | None,
     kept: list[tuple[int, int, str]],
 ) -> None:
-    launcher = Measures(*errors)
+    launcher = Measures(
+        *(AttemptOutcome(Ended.LOST if one is DEATH else Ended.FAILED, one) for one in errors)
+    )
     with pytest.raises(raised) if raised else nullcontext():
         supervised.train(TrainConfig(**ASKED), launcher)
     assert launcher.kept == kept
