@@ -32,13 +32,13 @@ COLORS = 128
 
 
 @contextmanager
-def chromium(executable: str = "chromium") -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     """A browser that nobody has used before. Raises RuntimeError if none is installed."""
-    if shutil.which(executable) is None:
-        raise RuntimeError(f"no {executable} here: apt-get install chromium fonts-dejavu-core")
+    if shutil.which("chromium") is None:
+        raise RuntimeError("no chromium here: apt-get install chromium fonts-dejavu-core")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [
-            *(executable, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+            *("chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
             *("--disable-dev-shm-usage", "--no-first-run", "--lang=en"),
             f"--blink-settings={MOUSE}",
             *(f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"),

@@ -27,7 +27,6 @@ from tests.storage.doubles.faulty_store import FaultyStore
 from tests.storage.samples import damaged
 from train_core.champion.history import ModelHistory
 from train_core.champion.log import ModelLog, registered_models
-from train_core.champion.records import Fault
 from train_core.errors import CheckpointError, ConfigError, StorageError
 from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.model_names import ModelAddress
@@ -156,11 +155,6 @@ def test_an_address_means_a_version(log: ModelLog) -> None:
 def test_a_model_without_versions_has_no_alias(log: ModelLog, alias: str) -> None:
     with pytest.raises(ConfigError, match=f"model '{MODEL}' in .* has no "):
         log.read().resolve(ModelAddress(MODEL, None, alias))
-
-
-def fault_of(history: ModelHistory) -> Fault:
-    (fault,) = history.faults
-    return fault
 
 
 @pytest.mark.promise("altered-decisions")

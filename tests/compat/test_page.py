@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from tests import commands
 from tests.flows.conftest import ROOT
 from tests.flows.deployment.deployed import DELIVERED, filtered
 from tests.flows.deployment.page import ENDED, Reader, is_yaml, steps_of
+from tests.rank.digests import journal_of
 from tests.waiting import wait_for
-from train_core.storage.records.journal import Entry, read_segments
+from tests.workloads.pages import not_in_files
 from train_core.storage.run_folder import RunFolder
 
 PAGES = "".join(
@@ -43,18 +43,10 @@ def fenced(kind: str) -> list[str]:
     return re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGES)
 
 
-def squeezed(code: str) -> str:
-    """The code without what a formatter may change: blanks, and commas that end a line."""
-    return re.sub(r"\s|,(?=\s*[)\]}])", "", code)
-
-
 @pytest.mark.promise("functions-page-code")
 def test_every_piece_of_python_on_the_pages_is_in_a_file_or_is_run() -> None:
-    sources = [squeezed(file.read_text()) for file in EXAMPLES.glob("tumours_*.py")]
-    shown = fenced("python")
-    in_files = [one for one in shown if any(squeezed(one) in source for source in sources)]
-    assert len(in_files) == 3
-    others = [one for one in shown if one not in in_files]
+    others = not_in_files(PAGES, "tumours_*.py")
+    assert len(fenced("python")) - len(others) == 3
     assert [one for one in others if not one.startswith((FROM_PYTHON, *IN_THE_TEXT))] == []
     assert len(others) == 3
     for one in others:
@@ -119,14 +111,7 @@ class FunctionReader(Reader):
     def kill(self, command: str) -> None:
         """Start it, and kill its process in the middle."""
         log = self.home / "killed.log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        process = self.start(command, log)
         folder = self.opened("killed")
 
         def has_enough() -> bool:
@@ -168,9 +153,9 @@ def test_a_reader_can_carry_out_both_pages_word_for_word(tmp_path: Path) -> None
     blocks = [re.sub(r"\n {13}", " ", block) for block in fenced("text")]
     expected = [alike(line) for block in blocks for line in block.splitlines()]
     assert [line for line in expected if line not in shown] == []
-    undisturbed = entries(reader.opened("first"))
+    undisturbed = journal_of(reader.opened("first"))
     assert len(undisturbed) == 20
-    assert entries(reader.opened("killed"))[:20] == undisturbed
+    assert journal_of(reader.opened("killed"))[:20] == undisturbed
 
 
 def alike(line: str) -> str:
@@ -179,11 +164,3 @@ def alike(line: str) -> str:
     line = re.sub(r"-[0-9a-f]{8}\b", "-X", line)
     line = re.sub(r"\d+(\.\d+)?", "N", line)
     return " ".join(re.sub(r"[┏┡└├━─┳╇┴┓┩┘]", "", line).split())
-
-
-def entries(folder: RunFolder) -> list[tuple[int, dict[str, float | None]]]:
-    """The steps and metrics of the journal."""
-    newest = folder.newest()
-    assert newest is not None
-    found: list[Entry] = list(read_segments(folder.store, newest.manifest.journal))
-    return [(entry.step, entry.metrics) for entry in found]

@@ -111,10 +111,10 @@ def status_of_versions(place: Installation) -> dict[str, str]:
     return found
 
 
-def served_by(place: Installation, alias: str = "champion") -> str:
+def served_by(place: Installation) -> str:
     """The run of the version that MLflow's alias points to."""
     with mlflow_client(place.tracking_uri) as client:
-        run: str = client.get_model_version_by_alias(MODEL, alias).tags["evertrain.run"]
+        run: str = client.get_model_version_by_alias(MODEL, "champion").tags["evertrain.run"]
         return run
 
 

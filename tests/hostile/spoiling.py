@@ -88,8 +88,23 @@ def _place(folder: RunFolder, key: str) -> Path:
     return path
 
 
-def _write(folder: RunFolder, key: str, data: bytes) -> None:
-    _place(folder, key).write_bytes(data)
+def spoiler(act: Callable[..., object]) -> Callable[..., Spoil]:
+    """Gives what does this to a run folder, by the other arguments of `act`."""
+
+    def given(*arguments: Any) -> Spoil:
+        return lambda folder, _: act(folder, *arguments) and None
+
+    return given
+
+
+def where_it_is(act: Callable[..., object]) -> Callable[..., None]:
+    """Spoils what is there and can be read; what an earlier one has taken away stays as it is."""
+
+    def spoil(*arguments: Any) -> None:
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            act(*arguments)
+
+    return spoil
 
 
 def links(key: str, *, is_chain: bool = False) -> Spoil:
@@ -102,9 +117,10 @@ def links(key: str, *, is_chain: bool = False) -> Spoil:
     return spoil
 
 
-def is_special(key: str, make: Callable[[Path], object]) -> Spoil:
+@spoiler
+def is_special(folder: RunFolder, key: str, make: Callable[[Path], object]) -> None:
     """A pipe, a socket, a folder in its place."""
-    return lambda folder, _: make(_place(folder, key)) and None
+    make(_place(folder, key))
 
 
 def listens(path: Path) -> None:
@@ -123,129 +139,108 @@ def is_device(path: Path) -> None:
         os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
 
 
-def vouches_for_nothing(key: str, make: Callable[[Path], object]) -> Spoil:
+@spoiler
+@where_it_is
+def vouches_for_nothing(folder: RunFolder, key: str, make: Callable[[Path], object]) -> None:
     """What is no file in place of the newest checkpoint's, which is listed with no bytes."""
-
-    def spoil(folder: RunFolder, outside: Path) -> None:
-        vouch_for(folder, NEWEST, key, b"")
-        make(_place(folder, f"checkpoints/{NEWEST}/{key}"))
-
-    return _where_it_is(spoil)
+    vouch_for(folder, NEWEST, key, b"")
+    make(_place(folder, f"checkpoints/{NEWEST}/{key}"))
 
 
-def says_digits(key: str, field: str, num_digits: int) -> Spoil:
+@spoiler
+@where_it_is
+def says_digits(folder: RunFolder, key: str, field: str, num_digits: int) -> None:
     """A number so long that Python does not make an int of it."""
-
-    def spoil(folder: RunFolder, outside: Path) -> None:
-        reseal(folder, key, lambda content: content | {field: 0})
-        text = folder.store.read(key, MAX_DOCUMENT_BYTES)
-        long = text.replace(
-            b'"%s": 0' % field.encode(), b'"%s": ' % field.encode() + b"9" * num_digits
-        )
-        Path(folder.url, key).write_bytes(resealed(long))
-
-    return _where_it_is(spoil)
+    reseal(folder, key, lambda content: content | {field: 0})
+    text = folder.store.read(key, MAX_DOCUMENT_BYTES)
+    long = text.replace(f'"{field}": 0'.encode(), f'"{field}": {"9" * num_digits}'.encode())
+    Path(folder.url, key).write_bytes(resealed(long))
 
 
-def has_bytes(key: str, data: bytes) -> Spoil:
-    return lambda folder, _: _write(folder, key, data)
+@spoiler
+def has_bytes(folder: RunFolder, key: str, data: bytes) -> None:
+    _place(folder, key).write_bytes(data)
 
 
-def has_size(key: str, size_bytes: int) -> Spoil:
+@spoiler
+def has_size(folder: RunFolder, key: str, size_bytes: int) -> None:
     """So many zeros, sparse on the disk."""
-
-    def spoil(folder: RunFolder, outside: Path) -> None:
-        with _place(folder, key).open("wb") as file:
-            file.truncate(size_bytes)
-
-    return spoil
+    with _place(folder, key).open("wb") as file:
+        file.truncate(size_bytes)
 
 
-def is_gone(key: str) -> Spoil:
-    return lambda folder, _: _place(folder, key) and None
+is_gone = spoiler(_place)
 
 
-def says(key: str, field: str, value: Any) -> Spoil:
+@spoiler
+@where_it_is
+def says(folder: RunFolder, key: str, field: str, value: Any) -> None:
     """A document with another value, whose digest is made anew."""
-
-    def spoil(folder: RunFolder, outside: Path) -> None:
-        if key in MANIFESTS:
-            reseal(folder, key, lambda content: content | {field: value})
-            return
-        content = json.loads(folder.store.read(key, MAX_DOCUMENT_BYTES))
-        Path(folder.url, key).write_text(json.dumps(content | {field: value}))
-
-    return _where_it_is(spoil)
+    if key in MANIFESTS:
+        reseal(folder, key, lambda content: content | {field: value})
+        return
+    content = json.loads(folder.store.read(key, MAX_DOCUMENT_BYTES))
+    Path(folder.url, key).write_text(json.dumps(content | {field: value}))
 
 
-def says_twice(key: str) -> Spoil:
-    def spoil(folder: RunFolder, outside: Path) -> None:
-        text = folder.store.read(key, MAX_DOCUMENT_BYTES)
-        twice = text.replace(b"{", b'{"format": 1, "format": 1,', 1)
-        Path(folder.url, key).write_bytes(resealed(twice) if key in MANIFESTS else twice)
+@spoiler
+@where_it_is
+def says_twice(folder: RunFolder, key: str) -> None:
+    text = folder.store.read(key, MAX_DOCUMENT_BYTES)
+    twice = text.replace(b"{", b'{"format": 1, "format": 1,', 1)
+    Path(folder.url, key).write_bytes(resealed(twice) if key in MANIFESTS else twice)
 
-    return _where_it_is(spoil)
 
-
-def vouches(file: str, data: bytes) -> Spoil:
+@spoiler
+@where_it_is
+def vouches(folder: RunFolder, file: str, data: bytes) -> None:
     """A file of the newest checkpoint or its journal with these bytes, which is listed so."""
-    return _where_it_is(lambda folder, _: vouch_for(folder, NEWEST, file, data))
+    vouch_for(folder, NEWEST, file, data)
 
 
-def copies(source: str, target: str) -> Spoil:
-    def spoil(folder: RunFolder, outside: Path) -> None:
-        for name in folder.store.names(source):
-            data = folder.store.read(f"{source}/{name}", MAX_DOCUMENT_BYTES)
-            _write(folder, f"{target}/{name}", data)
-
-    return _where_it_is(spoil)
-
-
-def leases(attempt: int) -> Spoil:
-    def spoil(folder: RunFolder, outside: Path) -> None:
-        data = folder.store.read("lease/0001.json", MAX_DOCUMENT_BYTES)
-        _write(folder, f"lease/{LeaseName(attempt)}", data)
-
-    return _where_it_is(spoil)
+@spoiler
+@where_it_is
+def copies(folder: RunFolder, source: str, target: str) -> None:
+    for name in folder.store.names(source):
+        data = folder.store.read(f"{source}/{name}", MAX_DOCUMENT_BYTES)
+        _place(folder, f"{target}/{name}").write_bytes(data)
 
 
-def many_files(folder: RunFolder, outside: Path) -> None:
+@spoiler
+@where_it_is
+def leases(folder: RunFolder, attempt: int) -> None:
+    data = folder.store.read("lease/0001.json", MAX_DOCUMENT_BYTES)
+    _place(folder, f"lease/{LeaseName(attempt)}").write_bytes(data)
+
+
+@spoiler
+@where_it_is
+def many_files(folder: RunFolder) -> None:
     entry = FileEntry.of("a", b"").model_dump()
     files = [entry | {"name": f"f{number}"} for number in range(20_000)]
     reseal(folder, MANIFESTS[0], lambda content: content | {"files": files})
 
 
-def many_metrics(folder: RunFolder, outside: Path) -> None:
+@spoiler
+@where_it_is
+def many_metrics(folder: RunFolder) -> None:
     metrics = dict.fromkeys((f"m{number}" for number in range(100_000)), 0.5)
     reseal(folder, MANIFESTS[1], lambda content: content | {"metrics": metrics})
 
 
-def many_orphans(folder: RunFolder, outside: Path) -> None:
+@spoiler
+def many_orphans(folder: RunFolder) -> None:
     for number in range(10, 10_010):
         _place(folder, f"checkpoints/{CheckpointName(number, number)}").mkdir()
 
 
-def empty_tensors(count: int) -> Spoil:
+@spoiler
+@where_it_is
+def empty_tensors(folder: RunFolder, count: int) -> None:
     """A file with so many tensors without a number in them."""
-
-    def spoil(folder: RunFolder, outside: Path) -> None:
-        one = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-        text = json.dumps({f"t{number}": one for number in range(count)}).encode()
-        vouches("model.safetensors", len(text).to_bytes(8, "little") + text)(folder, outside)
-
-    return spoil
-
-
-def _where_it_is(spoil: Spoil) -> Spoil:
-    """Spoils what is there and can be read; what an earlier one has taken away stays as it is."""
-
-    def spoil_it(folder: RunFolder, outside: Path) -> None:
-        try:
-            spoil(folder, outside)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return
-
-    return spoil_it
+    one = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    text = json.dumps({f"t{number}": one for number in range(count)}).encode()
+    vouch_for(folder, NEWEST, "model.safetensors", len(text).to_bytes(8, "little") + text)
 
 
 FIELDS = {
@@ -285,9 +280,9 @@ KNOWN: dict[str, Spoil] = {
     "a step of 5,000 digits": says_digits(MANIFESTS[1], "step", 5000),
     "a step of 10^300": says(MANIFESTS[1], "step", 10**300),
     "a long time": says(MANIFESTS[1], "created_at", "x" * (MAX_DOCUMENT_BYTES - 10_000)),
-    "many files": _where_it_is(many_files),
-    "many metrics": _where_it_is(many_metrics),
-    "10,000 orphans": many_orphans,
+    "many files": many_files(),
+    "many metrics": many_metrics(),
+    "10,000 orphans": many_orphans(),
     "lease 10^6": leases(10**6),
     "lease 10^18 - 1": leases(10**18 - 1),
     "lease 10^18": has_bytes(f"lease/{10**18}.json", b"{}"),

@@ -84,11 +84,11 @@ class Node:
 
         wait_for(is_dead, _WITHIN_S, lambda: f"{self.processes()} cannot be killed")
 
-    def evict(self, grace_s: float = GRACE_S) -> None:
+    def evict(self) -> None:
         """As Kubernetes and Docker end it: SIGTERM to its first process, SIGKILL after a grace."""
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(grace_s)
+            self.process.wait(GRACE_S)
         self.kill()
 
 
@@ -171,11 +171,11 @@ class RayCluster:
         self._start_head()
         self.wait_until_it_takes_jobs()
 
-    def drain(self, node: Node, within_s: int = 120) -> None:
+    def drain(self, node: Node) -> None:
         """Announce that the node will be taken away."""
         found = self._shown(node)[1]
         reason = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test")
-        deadline = ("--deadline-remaining-seconds", str(within_s))
+        deadline = ("--deadline-remaining-seconds", "120")
         self.ray("drain-node", "--address", self._gcs, "--node-id", found, *reason, *deadline)
 
     def wait_until_missed(self, node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -230,37 +231,27 @@ class KeepsNormFixed(Plain):
         return self
 
 
-def unfreeze_after(at: int) -> Any:
+def after(at: int, change: Callable[[Any], object]) -> Callable[[Any, int], None]:
+    """A hook that changes the model once, between two steps."""
+
     def after_step(model: Any, step: int) -> None:
         if step == at:
-            model.first.requires_grad_(requires_grad=True)
+            change(model)
 
     return after_step
 
 
-def freeze_after(at: int) -> Any:
-    def after_step(model: Any, step: int) -> None:
-        if step == at:
-            model.first.requires_grad_(requires_grad=False)
-            model.norm.eval()
-
-    return after_step
+def unfreeze(model: Any) -> None:
+    model.first.requires_grad_(requires_grad=True)
 
 
-def replace_after(at: int) -> Any:
-    def after_step(model: Any, step: int) -> None:
-        if step == at:
-            model.last = nn.Linear(8, NUM_CLASSES)
-
-    return after_step
+def freeze(model: Any) -> None:
+    model.first.requires_grad_(requires_grad=False)
+    model.norm.eval()
 
 
-def halve_after(at: int) -> Any:
-    def after_step(model: Any, step: int) -> None:
-        if step == at:
-            model.last.to(torch.float64)
-
-    return after_step
+def replace_last(model: Any) -> None:
+    model.last = nn.Linear(8, NUM_CLASSES)
 
 
 def only_last(model: Any) -> torch.optim.Optimizer:
@@ -268,12 +259,8 @@ def only_last(model: Any) -> torch.optim.Optimizer:
     return model.kept  # type: ignore[no-any-return]  # of any model
 
 
-def add_group_after(at: int) -> Any:
-    def after_step(model: Any, step: int) -> None:
-        if step == at:
-            model.kept.add_param_group({"params": list(model.first.parameters())})
-
-    return after_step
+def add_group(model: Any) -> None:
+    model.kept.add_param_group({"params": list(model.first.parameters())})
 
 
 class Tied(nn.Module):
@@ -387,10 +374,6 @@ class ListsSamples(Noisy):
 
     def __getitems__(self, indices: Any) -> list[dict[str, Any]]:
         return [self[int(index)] for index in indices]
-
-
-def double(model: nn.Module) -> nn.Module:
-    return model.to(torch.float64)
 
 
 class Custom(nn.Module):
@@ -509,17 +492,20 @@ SITUATIONS: dict[str, Case] = {
     ),
     "a frozen part": Case(partly_frozen),
     "a frozen part that the optimizer does not know": Case(partly_frozen, only_trained),
-    "a part that thaws": Case(partly_frozen, after_step=unfreeze_after(2)),
-    "a part that is frozen and fixed meanwhile": Case(Plain, after_step=freeze_after(2)),
+    "a part that thaws": Case(partly_frozen, after_step=after(2, unfreeze)),
+    "a part that is frozen and fixed meanwhile": Case(Plain, after_step=after(2, freeze)),
     "a layer that is replaced meanwhile": Case(
-        Plain, after_step=replace_after(2), refused="last.weight", refused_from=1
+        Plain, after_step=after(2, replace_last), refused="last.weight", refused_from=1
     ),
     "a layer whose type changes meanwhile": Case(
-        Plain, after_step=halve_after(2), refused="last.weight", refused_from=1
+        Plain,
+        after_step=after(2, lambda model: model.last.to(torch.float64)),
+        refused="last.weight",
+        refused_from=1,
     ),
-    "a group that is added meanwhile": Case(Plain, only_last, after_step=add_group_after(2)),
+    "a group that is added meanwhile": Case(Plain, only_last, after_step=after(2, add_group)),
     "a change after the last step": Case(
-        Plain, after_step=replace_after(6), refused="last.weight", refused_from=1
+        Plain, after_step=after(6, replace_last), refused="last.weight", refused_from=1
     ),
     "a part in evaluation": Case(with_fixed_norm),
     "a train() that leaves a part in evaluation": Case(KeepsNormFixed),

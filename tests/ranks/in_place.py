@@ -21,7 +21,6 @@ from train_core.storage.objects.retry_policy import RetryPolicy
 from train_core.storage.records.names import CHECKPOINTS, CheckpointName
 from train_core.storage.run_folder import RunFolder
 
-TRAIN = f"{__name__}:train"
 LAST_OF_RANK_0 = "optimizer.safetensors.index.json"
 """The file of a checkpoint that rank 0 stores last, before the commit."""
 SLOW_S = 1.8

@@ -267,13 +267,11 @@ def test_two_followers_by_turns_show_what_one_shows(whole: RunBuilder, kind: Kin
     assert kind.content(uri) == kind.content(expected)
 
 
-def mirrored(
-    run: RunBuilder, uri: str, tracker: type[Tracker], status: EndStatus = EndStatus.FINISHED
-) -> Mirror:
+def mirrored(run: RunBuilder, uri: str, tracker: type[Tracker]) -> Mirror:
     mirror = Mirror(run.folder, uri, "tests", timing=OFTEN, load_tracker=lambda: tracker)
     mirror.start()
     assert mirror.flush(60)
-    assert mirror.close(status, timeout_s=60)
+    assert mirror.close(EndStatus.FINISHED, timeout_s=60)
     return mirror
 
 

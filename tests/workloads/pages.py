@@ -14,9 +14,9 @@ def blocks_of(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
-def not_in_files(page: str) -> list[str]:
-    """The blocks of Python on a page that no example file has."""
-    sources = [_squeezed(file.read_text()) for file in EXAMPLES.glob("*.py")]
+def not_in_files(page: str, files: str = "*.py") -> list[str]:
+    """The blocks of Python on a page that none of these example files has."""
+    sources = [_squeezed(file.read_text()) for file in EXAMPLES.glob(files)]
     return [
         block
         for block in blocks_of(page)

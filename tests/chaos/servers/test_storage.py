@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(600)]
 
 AWAY = Fault(Kind.REFUSE, times=math.inf)
 NOT_STORED = "a checkpoint is not stored yet, training goes on"
-WITHIN_S = 270.0
 """One operation is tried again for a minute, and a checkpoint may be under way already."""
 
 

@@ -123,6 +123,17 @@ class Reader:
         done = commands.succeed(["bash", "-c", command], cwd=self.folder, env=self.environment)
         return done.stdout
 
+    def start(self, command: str, log: Path) -> subprocess.Popen[bytes]:
+        """The command's process; the log has what it says."""
+        with log.open("w") as output:
+            return subprocess.Popen(
+                ["bash", "-c", f"exec {command}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
     def filled_in(self, command: str) -> str:
         """The command with what a reader puts in for the words in capitals."""
         if not PLACEHOLDER.search(command):
@@ -188,14 +199,7 @@ class Reader:
         log = self.home / f"{command.replace(' ', '-')}.log"
         if command == "evertrain ui":
             command += f" --prefect-port {self.port} --mlflow-port {free_port()}"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        process = self.start(command, log)
         self._terminals.callback(end, process)
         if "worker" in command:
             self._wait(lambda: "started" in log.read_text())

@@ -45,8 +45,8 @@ def begun(folder: RunFolder) -> RunFolder:
     return folder
 
 
-def pruning(folder: RunFolder, rules: RetentionRules = RULES) -> Pruning:
-    return Pruning(folder, rules, NOW, tuple)
+def pruning(folder: RunFolder) -> Pruning:
+    return Pruning(folder, RULES, NOW, tuple)
 
 
 def steps(folder: RunFolder) -> list[int]:
