@@ -25,9 +25,7 @@ class Switch(FaultProxy):
         """Switch over; connections that are open end, if they are not just to fall silent."""
         self.schedule.clear()
         self.silences = mode is Mode.SILENT
-        if self.silences:
-            self.schedule.add(Fault(Kind.IGNORE, times=math.inf))
-            return
-        if mode is not Mode.PASS:
+        if mode in (Mode.ANSWERS_500, Mode.ANSWERS_401):
             self.schedule.add(Fault(Kind.REFUSE, times=math.inf, status=mode.value, body=b"{}"))
-        self.cut_off()
+        if not self.silences:
+            self.cut_off()

@@ -40,7 +40,6 @@ SLOW_DOWN = (
 class Kind(Enum):
     """What happens to a request."""
 
-    IGNORE = "ignore"  # the server is not asked, and nobody answers
     REFUSE = "refuse"  # the server is not asked: the fault's own status and body are the answer
     RESET_REQUEST = "reset request"  # the server gets half of it, then both connections are reset
     STALL_REQUEST = "stall request"  # half of it is read, then nothing: no more reading, no answer
@@ -175,14 +174,15 @@ class _Connection(socketserver.BaseRequestHandler):
         if head is None:
             return False
         method, target = head.first[:2]
+        if self.server.silences:
+            self.server.schedule.hits.append(f"{method} {target}")
+            self.end(Kind.HOLD_ANSWER)
         self.asked: bytes | None = None
         if self.server.schedule.looks_at_bodies:
             self.asked = b"".join(map(bytes, self.body(head, self.questions)))
         fault = self.server.schedule.take(method, target, self.asked or b"")
         if self.server.latency_s:
             time.sleep(self.server.latency_s)
-        if fault and fault.kind is Kind.IGNORE:
-            self.end(fault.kind)
         if fault and fault.kind is Kind.REFUSE:
             self.refuse(head, fault)
             return True
@@ -307,7 +307,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
     def end(self, kind: Kind) -> None:
         """End the connection as the fault says."""
-        if kind in (Kind.IGNORE, Kind.STALL_REQUEST, Kind.HOLD_ANSWER):
+        if kind in (Kind.STALL_REQUEST, Kind.HOLD_ANSWER):
             self.server.stopped.wait()
         elif kind is not Kind.TRUNCATE_ANSWER:
             for end in (self.request, self.upstream):
@@ -338,7 +338,7 @@ class FaultProxy(socketserver.ThreadingTCPServer):
         self.bytes_per_s = bytes_per_s
         self.schedule = Schedule()
         self.silences = False
-        """Whether nothing comes through websockets any more."""
+        """Whether it hands on no request any more, and nothing of websockets, and says nothing."""
         self.stopped = threading.Event()
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
