@@ -142,6 +142,16 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def own_threads() -> Iterator[None]:
+    """The number of torch's threads, which scoring sets for its process, is put back."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def real_data() -> Path:
     folder = os.environ.get("EVERTRAIN_DATA")
     if not folder:

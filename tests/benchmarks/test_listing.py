@@ -1,18 +1,14 @@
 """The benchmark of listings runs, in small."""
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.listing import LISTINGS, grow
-from tests import commands
+from tests.benchmarks.quick import quick
 from train_core.client.checkpoints import list_checkpoints, verify_run
 from train_core.client.run_summaries import list_runs
 from train_core.storage.run_folder import RunFolder
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_what_is_listed_is_a_good_run(tmp_path: Path) -> None:
@@ -25,8 +21,6 @@ def test_what_is_listed_is_a_good_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_small_run_has_every_figure() -> None:
-    asked = [sys.executable, "-m", "benchmarks.listing", "--count", "3", "--rounds", "1"]
-    shown = commands.succeed(asked, cwd=ROOT).stdout
-    figures = json.loads(shown.splitlines()[-1])
+    figures, _ = quick("listing", "--count", "3", "--rounds", "1")
     assert figures["seconds"].keys() == LISTINGS.keys()
     assert figures["list_3_s"] > 0

@@ -332,49 +332,42 @@ def test_a_person_may_go_back_to_a_rejected_version_which_is_a_new_act(
     assert (found.by, found.version) == ("rollback", waiting)
 
 
-class PromotedMeanwhile(ModelLog):
-    """Between the look at the champion and the answer, the run's own gate makes it champion."""
+@pytest.fixture
+def decided_meanwhile(
+    models: Models, waiting: ModelVersion, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Outcome], None]:
+    """Has the run's own gate decide anew between the look at the champion and the answer."""
 
-    models: Models
-    waiting: ModelVersion
+    def decide(outcome: Outcome) -> None:
+        class Meanwhile(ModelLog):
+            def record(self, judge: Judge) -> ModelHistory:
+                judge(self.read())
+                models.promote("c")
+                decided = models.decide(waiting, outcome)
+                if outcome is Outcome.PROMOTE:
+                    models.enter(decided)
+                return super().record(judge)
 
-    def record(self, judge: Judge) -> ModelHistory:
-        judge(self.read())
-        self.models.promote("c")
-        self.models.enter(self.models.decide(self.waiting, Outcome.PROMOTE))
-        return super().record(judge)
+        monkeypatch.setattr(champions, "ModelLog", Meanwhile)
+
+    return decide
 
 
 @pytest.mark.promise("no-is-final")
 def test_who_rejects_a_version_that_became_champion_just_now_is_told_so(
-    models: Models, waiting: ModelVersion, monkeypatch: pytest.MonkeyPatch
+    models: Models, decided_meanwhile: Callable[[Outcome], None]
 ) -> None:
-    PromotedMeanwhile.models, PromotedMeanwhile.waiting = models, waiting
-    monkeypatch.setattr(champions, "ModelLog", PromotedMeanwhile)
+    decided_meanwhile(Outcome.PROMOTE)
     with pytest.raises(ConfigError, match=r"is the champion, and nobody .* `evertrain rollback"):
         approve(models, is_approved=False)
     assert models.champions() == ["a", "c", "b"]
 
 
-class ComparedMeanwhile(ModelLog):
-    """Between the look and the answer, the run's own gate asks about another comparison."""
-
-    models: Models
-    waiting: ModelVersion
-
-    def record(self, judge: Judge) -> ModelHistory:
-        judge(self.read())
-        self.models.promote("c")
-        self.models.decide(self.waiting, Outcome.ASK)
-        return super().record(judge)
-
-
 @pytest.mark.promise("approval")
 def test_who_approves_what_is_compared_again_just_now_is_told_so(
-    models: Models, waiting: ModelVersion, monkeypatch: pytest.MonkeyPatch
+    models: Models, decided_meanwhile: Callable[[Outcome], None]
 ) -> None:
-    ComparedMeanwhile.models, ComparedMeanwhile.waiting = models, waiting
-    monkeypatch.setattr(champions, "ModelLog", ComparedMeanwhile)
+    decided_meanwhile(Outcome.ASK)
     with pytest.raises(ConfigError, match="was compared with another champion just now"):
         approve(models)
     assert models.champions() == ["a", "c"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from tests.scoring.tables import scored, trained
 from train_core.errors import DataError
@@ -20,13 +18,7 @@ from train_core.storage.records.manifest import PredictionsManifest
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import ResultWriter
 
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Scoring sets their number for the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("own_threads")
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -20,8 +16,9 @@ import torch
 from mlflow import MlflowClient
 
 from tests.compat.functions.digits_function import new_model
+from tests.tracking.following import register
 from tests.tracking.run_builder import RunBuilder
-from tests.tracking.test_models import LOADER, PLAIN_WORKLOAD, load, log_best
+from tests.tracking.test_models import PLAIN_WORKLOAD, check_served_elsewhere, load, log_best
 from train_core.config import TrainConfig
 from train_core.errors import WorkloadError
 from train_core.rank.data.inputs import open_input, read_input
@@ -32,6 +29,8 @@ from train_core.storage.records.amendments import Amendment
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.tracking.mlflow.serving import SERVED_FILE
+
+pytestmark = pytest.mark.usefixtures("own_threads")
 
 FUNCTIONS = "tests.compat.functions.digits_function"
 FUNCTION = {
@@ -62,14 +61,6 @@ def report(run: RunBuilder, step: int = 3, *, whole: bool = False) -> Checkpoint
     return run.commit(
         range(step, step + 1), metrics={"loss": 0.5}, reported={"model.pt": data}, finished=True
     )
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Scoring sets their number for the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.promise("function-model")
@@ -242,27 +233,12 @@ def test_the_code_of_the_predictor_travels_and_nothing_is_pickled(
     found = (of_model / "data").rglob("*.*")
     assert sorted(path.name for path in found) == ["er.json", "model.pt", SERVED_FILE]
     assert not list(of_model.rglob("*.pkl"))
-    environment = {
-        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")
-    }
-    shown = subprocess.check_output(
-        [sys.executable, "-c", LOADER, tracking_uri, model_uri],
-        cwd=tmp_path,
-        env={**environment, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
-        text=True,
-    )
-    with torch.inference_mode():
-        expected = model(torch.tensor([[1.0, 1.0], [2.0, 2.0]]))[:, 0].tolist()
-    assert json.loads(shown.splitlines()[-1]) == expected
+    check_served_elsewhere(tracking_uri, model_uri, model, tmp_path)
 
 
 def test_it_is_registered_as_any_other_model(tmp_path: Path, tracking_uri: str) -> None:
     run = digits_run(tmp_path)
     model_uri = log_best(run, tracking_uri, report(run))
-    mlflow.set_tracking_uri(tracking_uri)
-    try:
-        assert mlflow.register_model(model_uri, "digits").status == "READY"
-        served = mlflow.pyfunc.load_model("models:/digits/1")
-    finally:
-        mlflow.set_tracking_uri(None)
+    register(tracking_uri, model_uri)
+    served = load(tracking_uri, "models:/digits/1")
     assert len(served.predict({"image": np.zeros((2, 8, 8), np.uint8)})) == 2

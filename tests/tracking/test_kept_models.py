@@ -12,14 +12,15 @@ from mlflow.entities import LoggedModel
 from mlflow.exceptions import MlflowException
 
 from tests.tracking.delivery.test_mirror import mirror_once, points, stages
+from tests.tracking.following import mirrored, mlflow_at, register
 from tests.tracking.run_builder import RunBuilder
+from tests.tracking.test_models import log_best
 from train_core.client.runs import prune_run
 from train_core.config import TrainConfig
 from train_core.loading import load_workload
 from train_core.policy.checkpoints.retention import RetentionRules
 from train_core.policy.checkpoints.selection import Candidate, ranked
 from train_core.policy.end_status import EndStatus
-from train_core.results import CheckpointSummary
 from train_core.storage.coordination.pins import valid_pins
 from train_core.storage.run_folder import RunFolder
 from train_core.tracking.delivery.catch_up import catch_up
@@ -34,8 +35,7 @@ DATA = {
 
 def models(uri: str) -> list[LoggedModel]:
     """As a user asks for them; the best by the monitored metric first."""
-    mlflow.set_tracking_uri(uri)
-    try:
+    with mlflow_at(uri):
         found = mlflow.search_logged_models(
             experiment_ids=["1"],
             order_by=[
@@ -48,8 +48,6 @@ def models(uri: str) -> list[LoggedModel]:
             ],
             output_format="list",
         )
-    finally:
-        mlflow.set_tracking_uri(None)
     return list(found)
 
 
@@ -60,14 +58,6 @@ def steps(found: list[LoggedModel]) -> list[int]:
 def module(run: RunBuilder) -> torch.nn.Module:
     config = run.folder.record().config
     return load_workload(config.workload, config.settings).model()
-
-
-def published(run: RunBuilder, uri: str, best: CheckpointSummary) -> str:
-    run.outcome(best, {"accuracy": 0.75})
-    mirror = Mirror(run.folder, uri, "tests")
-    mirror.start()
-    assert mirror.close(EndStatus.FINISHED)
-    return mirror.tracking().model_uri
 
 
 @pytest.mark.promise("kept-models")
@@ -120,9 +110,7 @@ def test_the_test_metrics_are_those_of_the_best_model_on_the_test_split(
     best = run.commit(range(1, 20), finished=True, model=module(run))
     run.outcome(best, run.evaluate(best, "test").metrics)
     for _ in range(2):
-        mirror = Mirror(run.folder, tracking_uri, "tests")
-        mirror.start()
-        assert mirror.close(EndStatus.FINISHED)
+        mirrored(run.folder, tracking_uri)
         (model,) = models(tracking_uri)
         shown = {(m.key, m.dataset_name, m.value) for m in model.metrics}
         assert shown >= {("test/accuracy", "Digits-test", 0.9), ("test/loss", "Digits-test", 0.3)}
@@ -152,7 +140,7 @@ def test_the_model_of_a_deleted_checkpoint_goes_and_a_registered_copy_stays(
 ) -> None:
     first = run.commit(range(1, 10), model=module(run))
     second = run.commit(range(10, 20), finished=True, model=module(run))
-    uri = published(run, tracking_uri, first)
+    uri = log_best(run, tracking_uri, first)
     assert sorted(steps(models(tracking_uri))) == [9, 19]
     register(tracking_uri, uri)
     for one in (first, second):
@@ -160,14 +148,6 @@ def test_the_model_of_a_deleted_checkpoint_goes_and_a_registered_copy_stays(
     run.commit(range(20, 30), finished=True)
     mirror_once(run, tracking_uri)
     assert sorted(steps(models(tracking_uri))) == [9, 29]
-
-
-def register(uri: str, model_uri: str) -> None:
-    mlflow.set_tracking_uri(uri)
-    try:
-        mlflow.register_model(model_uri, "digits")
-    finally:
-        mlflow.set_tracking_uri(None)
 
 
 @pytest.mark.promise("mirror-weights")
@@ -178,7 +158,7 @@ def test_weights_are_copied_as_asked_and_what_is_copied_is_pinned(
     run.change_record(pipeline={"experiment": "tests", "mirror_weights": asked})
     best = run.commit(range(1, 10), model=module(run))
     run.commit(range(10, 20), finished=True, model=module(run))
-    uri = published(run, tracking_uri, best)
+    uri = log_best(run, tracking_uri, best)
     found = {int(model.params["step"]): model for model in models(tracking_uri)}
     assert found.keys() == {9, 19}
     assert bool(uri) == bool(copied)
@@ -201,7 +181,7 @@ def test_who_releases_models_has_them_deleted_with_their_checkpoints(
 ) -> None:
     best = run.commit(range(1, 10), model=module(run))
     run.commit(range(10, 20), finished=True, model=module(run))
-    uri = published(run, tracking_uri, best)
+    uri = log_best(run, tracking_uri, best)
     # Who prunes keeps the best one that a report names.
     run.folder.store.delete("report.json")
     run.lease.release()
@@ -233,7 +213,7 @@ def test_what_a_training_function_reported_is_ranked_by_what_it_reported(
         for step, accuracy in ((1, 0.5), (2, 0.75), (3, 0.625))
     ]
     run.commit(range(4, 5), validated=False, stopped_by="function_end", scheduled=False, files=())
-    assert published(run, tracking_uri, found[1]) == ""
+    assert log_best(run, tracking_uri, found[1]) == ""
     client = MlflowClient(tracking_uri)
     by_accuracy = [{"field_name": "metrics.accuracy", "ascending": False}]
     ranked_ones = client.search_logged_models(["1"], order_by=by_accuracy)

@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 
 from tests.tracking.conftest import MlflowServer
 from tests.tracking.delivery.test_mirror import mirror_once, points, stages
+from tests.tracking.following import mirrored
 from tests.tracking.postgresql import postgresql, programs
 from tests.tracking.run_builder import RunBuilder
 from train_core.errors import TrackingError
@@ -129,9 +130,7 @@ def test_after_kills_and_outages_mlflow_has_the_journal_point_for_point(
     for split in ("validation", "test"):
         run.evaluate(best, split)
     for _ in range(2):
-        mirror = Mirror(run.folder, server.uri, "tests")
-        mirror.start()
-        assert mirror.close(EndStatus.FINISHED)
+        mirrored(run.folder, server.uri)
         assert in_mlflow(server.uri) == journaled(run)
         for stage in ("pipeline", "evaluate"):
             assert set(points(server.uri, stage).values()) == {1}

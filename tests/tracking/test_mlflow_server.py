@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 
 from tests.tracking.conftest import MlflowServer
 from tests.tracking.delivery.test_mirror import expected, mirror_once, points, stages
+from tests.tracking.following import mlflow_at
 from tests.tracking.run_builder import RunBuilder
 from tests.tracking.test_models import commit_digits
 from train_core.errors import TrackingError
@@ -144,9 +145,6 @@ def test_a_server_keeps_the_model_and_the_page_of_the_run(
     assert mirror.close(EndStatus.FINISHED)
     page = f"{server.uri}/#/experiments/{tracking.experiment_id}/runs/{tracking.run_id}"
     assert tracking.url == f"{page}?workflowType=machine_learning"
-    mlflow.set_tracking_uri(server.uri)
-    try:
+    with mlflow_at(server.uri):
         served = mlflow.pyfunc.load_model(tracking.model_uri)
-    finally:
-        mlflow.set_tracking_uri(None)
     assert len(served.predict(served.input_example)) == 2

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import mlflow
@@ -15,7 +13,9 @@ import torch
 from mlflow import MlflowClient
 from mlflow.pyfunc.scoring_server import infer_and_parse_data
 
+from tests import commands
 from tests.tracking.conftest import MlflowServer
+from tests.tracking.following import mirrored, mlflow_at, register
 from tests.tracking.run_builder import RunBuilder
 from train_core.config import TrainConfig
 from train_core.datasets.arrays import ArrayDataset
@@ -68,18 +68,12 @@ def commit_digits(run: RunBuilder) -> tuple[CheckpointSummary, torch.nn.Module]:
 
 def log_best(run: RunBuilder, uri: str, best: CheckpointSummary) -> str:
     run.outcome(best, {"accuracy": 0.75})
-    mirror = Mirror(run.folder, uri, "tests")
-    mirror.start()
-    assert mirror.close(EndStatus.FINISHED)
-    return mirror.tracking().model_uri
+    return mirrored(run.folder, uri).tracking().model_uri
 
 
 def load(uri: str, model_uri: str) -> mlflow.pyfunc.PyFuncModel:
-    mlflow.set_tracking_uri(uri)
-    try:
+    with mlflow_at(uri):
         return mlflow.pyfunc.load_model(model_uri)
-    finally:
-        mlflow.set_tracking_uri(None)
 
 
 @pytest.mark.promise("model", "same-prepare")
@@ -213,21 +207,11 @@ def test_a_checkpoint_is_pinned_lastingly_before_its_model_is_there(
     run.outcome(best, {"accuracy": 0.75})
     assert not list(valid_pins(run.folder.store))
     for _ in range(2):
-        mirror = Mirror(run.folder, tracking_uri, "tests", load_tracker=lambda: Watching)
-        mirror.start()
-        assert mirror.close(EndStatus.FINISHED)
+        mirrored(run.folder, tracking_uri, load_tracker=lambda: Watching)
     assert seen == [[best.name], [best.name]]
     (found,) = valid_pins(run.folder.store)
     assert found.pin is not None
     assert (found.who, found.pin.holder) == (MLFLOW_MODEL, None)
-
-
-def register(uri: str, model_uri: str) -> None:
-    mlflow.set_tracking_uri(uri)
-    try:
-        mlflow.register_model(model_uri, "digits")
-    finally:
-        mlflow.set_tracking_uri(None)
 
 
 @pytest.mark.promise("release-models")
@@ -371,15 +355,17 @@ def test_a_users_module_travels_with_the_model_and_nothing_is_pickled(
     assert [sorted(one.name for one in path.iterdir()) for path in code_paths] == [
         ["line_workload.py", "train_core"]
     ]
-    environment = {
+    check_served_elsewhere(tracking_uri, model_uri, model, tmp_path)
+
+
+def check_served_elsewhere(uri: str, model_uri: str, model: torch.nn.Module, folder: Path) -> None:
+    """The model predicts the same in a process without the tests' path, and without a pickle."""
+    inherited = {
         key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")
     }
-    shown = subprocess.check_output(
-        [sys.executable, "-c", textwrap.dedent(LOADER), tracking_uri, model_uri],
-        cwd=tmp_path,
-        env={**environment, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
-        text=True,
-    )
+    environment = inherited | {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
+    command = [sys.executable, "-c", LOADER, uri, model_uri]
+    shown = commands.succeed(command, cwd=folder, env=environment).stdout
     with torch.inference_mode():
         expected = model(torch.tensor([[1.0, 1.0], [2.0, 2.0]]))[:, 0].tolist()
     assert json.loads(shown.splitlines()[-1]) == expected
@@ -389,11 +375,7 @@ def registered(uri: str, model_uri: str) -> MlflowClient:
     """A client of a server where version 1 of `digits`, the champion, is that model."""
     client = MlflowClient(uri, uri)
     # As a user does it: this way MLflow looks for the model at its one address of the process.
-    mlflow.set_tracking_uri(uri)
-    try:
-        mlflow.register_model(model_uri, "digits")
-    finally:
-        mlflow.set_tracking_uri(None)
+    register(uri, model_uri)
     client.set_registered_model_alias("digits", "champion", "1")
     return client
 

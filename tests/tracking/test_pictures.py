@@ -8,6 +8,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.tracking.delivery.test_mirror import stages
+from tests.tracking.following import mirrored
 from tests.tracking.run_builder import RunBuilder
 from train_core.policy.end_status import EndStatus
 from train_core.rank.metrics.scores import ConfidenceBin, Scores, WorstSample
@@ -37,10 +38,7 @@ def test_a_classifiers_run_has_its_figures_where_people_tick(
     run.evaluate(best, "test", scores=CLASSIFIER)
     training = {"learning_rate.png", "throughput.png"}
     for _ in range(2):
-        mirror = Mirror(run.folder, tracking_uri, "tests")
-        mirror.start()
-        assert mirror.close(EndStatus.FINISHED)
-        assert not mirror.not_shown
+        assert not mirrored(run.folder, tracking_uri).not_shown
         assert shown(run, tracking_uri, "figures").keys() == training
         assert shown(run, tracking_uri, "figures/test").keys() == {
             *("confusion_matrix.png", "per_class.png", "per_class.csv"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,22 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import torch
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.scoring_server import infer_and_parse_data, predictions_to_json
 
 from tests.scoring.tables import customers, scored, trained
+from tests.tracking.following import mirrored
 from tests.tracking.run_builder import write_report
 from tests.tracking.test_models import load
-from train_core.policy.end_status import EndStatus
 from train_core.storage.run_folder import RunFolder
-from train_core.tracking.delivery.mirror import Mirror
 
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Scoring sets their number for the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("own_threads")
 
 
 def logged(folder: RunFolder, uri: str) -> str:
     """The address of the model of the newest checkpoint."""
     write_report(folder, folder.summary(folder.checkpoints()[-1]), {"accuracy": 0.75})
-    mirror = Mirror(folder, uri, "tests")
-    mirror.start()
-    assert mirror.close(EndStatus.FINISHED)
-    return mirror.tracking().model_uri
+    return mirrored(folder, uri).tracking().model_uri
 
 
 @pytest.mark.promise("any-column", "same-prepare")

@@ -9,12 +9,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, RunTag
 
 from tests.tracking.delivery.test_mirror import expected, mirror_once, points, stages
+from tests.tracking.following import mirrored
 from tests.tracking.run_builder import RunBuilder, entry
-from train_core.policy.end_status import EndStatus
 from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.run_folder import RunFolder
 from train_core.tracking.delivery.catch_up import catch_up
-from train_core.tracking.delivery.mirror import Mirror
 
 
 @pytest.mark.promise("mlflow-compare")
@@ -66,10 +65,8 @@ def test_a_run_of_an_earlier_version_goes_on_in_its_nested_run(
     ids = begun_by_an_earlier_version(run, tracking_uri, until=30)
     run.new_attempt()
     best = run.commit(range(30, 50), finished=True)
-    mirror = Mirror(run.folder, tracking_uri, "tests")
     run.outcome(best, {"accuracy": 0.75})
-    mirror.start()
-    assert mirror.close(EndStatus.FINISHED)
+    mirrored(run.folder, tracking_uri)
     run.lease.release()
     catch_up(run.folder, tracking_uri)
     found = stages(tracking_uri)
@@ -90,9 +87,7 @@ def test_a_run_that_was_extended_and_ends_otherwise_shows_both_ends(
         best = run.commit(steps, finished=True, metrics={"validation/accuracy": accuracy})
         run.outcome(best, {"accuracy": 0.25})
         for _ in range(2):
-            mirror = Mirror(run.folder, tracking_uri, "tests")
-            mirror.start()
-            assert mirror.close(EndStatus.FINISHED)
+            mirrored(run.folder, tracking_uri)
         ends.append(best)
     client, run_id = MlflowClient(tracking_uri), stages(tracking_uri)["pipeline"].info.run_id
     shown = client.get_metric_history(run_id, "best/validation/accuracy")

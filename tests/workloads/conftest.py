@@ -20,8 +20,5 @@ def examples_are_importable() -> Iterator[None]:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
+def one_thread(own_threads: None) -> None:
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -16,11 +16,11 @@ from typing import Any
 
 from tests.compat.reports.ranks import Ranks, write
 from tests.rank.alone import create
+from tests.ranks.killed_save import tell_nothing
 from tests.storage.doubles.faulty_store import FaultyStore
 from tests.storage.doubles.killed import kill_before_each_change
 from train_core import TrainConfig
 from train_core.functions.task import FunctionTask
-from train_core.rank.checkpoint import journal_buffer
 from train_core.storage.cleanup.orphans import delete_orphans_of_the_dead
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt
@@ -83,11 +83,6 @@ def drive(
     finally:
         ranks.close()
         held.release()
-
-
-def tell_nothing() -> None:
-    """Write live.json at the end only: it comes by the clock, which changes the count."""
-    journal_buffer._LIVE_EVERY_S = 1e6
 
 
 def main(storage: str, notes: str) -> None:

@@ -19,7 +19,7 @@ import pytest
 from tests.marks import SLOW, slow
 from tests.rank import alone
 from tests.rank.digests import digest_of_training
-from tests.ranks.killed_save import CONFIG, drive, tell_nothing
+from tests.ranks.killed_save import CONFIG, drive
 from tests.storage.doubles.faulty_store import LOOK, LOOKS, FaultyStore
 from train_core.errors import StorageError, UnsavedError
 from train_core.rank.checkpoint import journal_buffer
@@ -53,11 +53,9 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    before = journal_buffer._LIVE_EVERY_S
-    tell_nothing()
-    yield
-    journal_buffer._LIVE_EVERY_S = before
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `tell_nothing` has it."""
+    monkeypatch.setattr(journal_buffer, "_LIVE_EVERY_S", 1e6)
 
 
 def check_whole(folder: RunFolder) -> list[int]:

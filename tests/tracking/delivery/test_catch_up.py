@@ -100,10 +100,7 @@ def test_a_run_that_waits_for_a_person_is_scheduled_and_says_so_until_it_has_the
     made = decision(version, outcome=Outcome.ASK)
     decide(run.folder, made)
     # Its flow run is suspended as one that is stopped.
-    mirror = Mirror(run.folder, tracking_uri, "tests")
-    mirror.start()
-    assert mirror.flush()
-    assert mirror.close(EndStatus.KILLED)
+    mirror_once(run, tracking_uri, EndStatus.KILLED)
     run.lease.end = EndStatus.KILLED
     run.lease.release()
 

@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.ranks.without_ray import stages_without_ray
+from tests.tracking.following import mirrored
 from tests.tracking.run_builder import RunBuilder, entry
 from train_core.config import TrainConfig
 from train_core.driver.held_run import HeldRun
@@ -99,9 +100,7 @@ def test_mirroring_again_adds_nothing(run: RunBuilder, tracking_uri: str) -> Non
     for split in ("validation", "test"):
         run.evaluate(best, split)
     for _ in range(2):
-        mirror = Mirror(run.folder, tracking_uri, "tests")
-        mirror.start()
-        assert mirror.close(EndStatus.FINISHED)
+        mirrored(run.folder, tracking_uri)
     tested = Counter([("test/accuracy", 0), ("test/loss", 0)])
     assert points(tracking_uri) == expected(range(1, 50)) + tested
     assert points(tracking_uri, "evaluate") == {

@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tests.tracking.delivery.test_mirror import mirror_once, points, stages
+from tests.tracking.following import mirrored
 from tests.tracking.run_builder import RunBuilder, entry
 from train_core.config import TrainConfig
 from train_core.policy.end_status import EndStatus
@@ -104,9 +105,7 @@ def test_who_mirrors_the_run_later_does_not_forget_what_was_told(
     decided = run.champion(best)
     tested: dict[str, float | None] = {"accuracy": 0.9, "loss": 0.3}
     run.outcome(best, tested, gate=decided, flow_run="[night](http://p/1)")
-    mirror = Mirror(run.folder, tracking_uri, "tests", job_url="http://ray/#/jobs/7")
-    mirror.start()
-    assert mirror.close(EndStatus.FINISHED)
+    mirrored(run.folder, tracking_uri, job_url="http://ray/#/jobs/7")
     before = note(tracking_uri)
     assert before[0] == f"- **Gate**: {decided.summary}"
     assert "[night](http://p/1)" in before[4]
