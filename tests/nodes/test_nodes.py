@@ -21,7 +21,7 @@ import pytest
 from tests import waiting
 from tests.nodes.ray_nodes import MARKS, Node, Place, RayCluster, replaced_on_failure
 from tests.rank.alone import run
-from tests.rank.digests import digest_of_training
+from tests.rank.digests import digest_of_training, journal_of
 from train_core import TrainConfig
 from train_core.client.driver_handle import Driver
 from train_core.errors import JobEndedError
@@ -29,7 +29,6 @@ from train_core.requests import DriverRequest
 from train_core.results import TrainResult
 from train_core.stages import TRAIN
 from train_core.storage.coordination import lease
-from train_core.storage.records.journal import read_segments
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = MARKS
@@ -84,6 +83,18 @@ class Training:
             return self._ending.result(180)
         except Exception as error:
             raise AssertionError("\n".join(self.log[-40:])) from error
+
+    def ends_as(self, undisturbed: str) -> None:
+        """See that it comes to the same end."""
+        assert self.result().step == NUM_STEPS
+        assert digest_of_training(self.folder) == undisturbed
+
+    def ends_as_the_function_does(self) -> None:
+        """See that it comes to its end in the second attempt, and reports no epoch twice."""
+        epochs = FUNCTION["train_loop_config"]["num_epochs"]
+        assert self.result().step == epochs + 1
+        assert [metrics["epoch"] for _, metrics in journal_of(self.folder)] == [*range(epochs)]
+        assert lease.newest_attempt(self.folder.store) == 2
 
 
 def train(driver: Driver, log: list[str]) -> TrainResult:
@@ -149,8 +160,7 @@ def test_a_node_that_loses_its_power(cluster: RayCluster, place: Place, undistur
     with training(cluster, place, 2, num_nodes=3) as begun:
         begun.wait_for_step(5)
         node_with_workers(cluster).kill()
-        assert begun.result().step == NUM_STEPS
-        assert digest_of_training(begun.folder) == undisturbed
+        begun.ends_as(undisturbed)
         # Ray may place a new worker on the node before it misses that.
         assert lease.newest_attempt(begun.folder.store) in (2, 3)
 
@@ -170,8 +180,7 @@ def test_a_worker_that_dies_on_a_node_costs_no_step(
         # A step is done while it dies.
         workers_on(node_with_workers(cluster))[0].kill()
         died_at = (begun.folder.live() or {})["step"]
-        assert begun.result().step == NUM_STEPS
-        assert digest_of_training(begun.folder) == undisturbed
+        begun.ends_as(undisturbed)
         resumed = [line for line in begun.log if "resuming after step" in line]
         # No checkpoint was stored before, so only a survivor has it.
         assert [int(line.partition("after step ")[2].split()[0]) for line in resumed] >= [died_at]
@@ -186,8 +195,7 @@ def test_a_node_that_loses_its_power_where_fewer_will_do(
         begun.wait_for_step(5)
         node_with_workers(cluster).kill()
         begun.wait_for_line("training on 1 workers")
-        assert begun.result().step == NUM_STEPS
-        assert digest_of_training(begun.folder) == undisturbed
+        begun.ends_as(undisturbed)
 
 
 @pytest.mark.promise("drained-nodes")
@@ -209,8 +217,7 @@ def test_a_node_that_is_drained_is_left_and_one_that_comes_is_used(
         cluster.add()
         begun.wait_for_line("room for more than 1 workers")
         begun.wait_for_line("training on 2 workers", times=2)
-        assert begun.result().step == NUM_STEPS
-        assert digest_of_training(begun.folder) == undisturbed
+        begun.ends_as(undisturbed)
 
 
 def test_a_function_leaves_a_node_that_is_drained_after_a_report(
@@ -228,13 +235,7 @@ def test_a_function_leaves_a_node_that_is_drained_after_a_report(
         begun.wait_for_step(last.step + 1)
         assert drained not in nodes_with_workers(cluster, "RayTrainWorker")
         assert not any("begins again" in line for line in begun.log)
-        epochs = FUNCTION["train_loop_config"]["num_epochs"]
-        assert begun.result().step == epochs + 1
-        newest = begun.folder.newest()
-        assert newest is not None
-        entries = read_segments(begun.folder.store, newest.manifest.journal)
-        assert [entry.metrics["epoch"] for entry in entries] == list(range(epochs))
-        assert lease.newest_attempt(begun.folder.store) == 2
+        begun.ends_as_the_function_does()
         drained.kill()
 
 
@@ -245,8 +246,7 @@ def test_a_pod_with_a_worker_that_is_evicted_is_left_after_a_checkpoint(
     with training(cluster, place, 2, num_nodes=3) as begun:
         begun.wait_for_step(5)
         node_with_workers(cluster).evict()
-        assert begun.result().step == NUM_STEPS
-        assert digest_of_training(begun.folder) == undisturbed
+        begun.ends_as(undisturbed)
         assert not any("begins again" in line for line in begun.log)
         # It moved once, and did nothing twice.
         assert lease.newest_attempt(begun.folder.store) == 2
@@ -259,14 +259,8 @@ def test_a_pod_with_a_worker_of_a_function_that_is_evicted_is_left_after_a_repor
     with training(cluster, place, 2, num_nodes=3, config=FUNCTION) as begun:
         begun.wait_for_step(2)
         nodes_with_workers(cluster, "RayTrainWorker")[0].evict()
-        epochs = FUNCTION["train_loop_config"]["num_epochs"]
-        assert begun.result().step == epochs + 1
+        begun.ends_as_the_function_does()
         assert not any("begins again" in line for line in begun.log)
-        newest = begun.folder.newest()
-        assert newest is not None
-        entries = read_segments(begun.folder.store, newest.manifest.journal)
-        assert [entry.metrics["epoch"] for entry in entries] == list(range(epochs))
-        assert lease.newest_attempt(begun.folder.store) == 2
 
 
 @pytest.mark.promise("evicted-pods")
@@ -282,8 +276,7 @@ def test_a_head_that_is_lost_and_started_again(
         begun.wait_for_line("ended, and nothing more is known")
         cluster.start_again()
         cluster.have(2)
-        assert begun.result().step == NUM_STEPS
-        assert digest_of_training(begun.folder) == undisturbed
+        begun.ends_as(undisturbed)
         assert lease.newest_attempt(begun.folder.store) == 2
 
 
@@ -297,7 +290,6 @@ def test_a_node_that_is_cut_off_and_comes_back(
         begun.wait_for_line("begins again")
         # Whatever of the first attempt still lives there has no say any more.
         node.machine.connect()
-        assert begun.result().step == NUM_STEPS
-        assert digest_of_training(begun.folder) == undisturbed
+        begun.ends_as(undisturbed)
         # The head has given it up; it would end by itself at some time.
         node.kill()

@@ -64,6 +64,11 @@ class Held:
     def go_on(self) -> None:
         (self.notes / "go-on").touch()
 
+    def ends_as(self, reference: dict[str, Any]) -> None:
+        """See that it comes to the same end."""
+        assert self.pipeline.end() == 0, self.pipeline.log
+        assert outcome(self.house, "run") == reference
+
 
 @dataclass(frozen=True)
 class Servers:
@@ -129,8 +134,7 @@ def test_a_node_that_loses_its_power(site: Site, reference: dict[str, Any], stag
     with held(site, stage, num_nodes=3) as run:
         run.node().kill()
         run.go_on()
-        assert run.pipeline.end() == 0, run.pipeline.log
-        assert outcome(run.house, "run") == reference
+        run.ends_as(reference)
 
 
 @pytest.mark.promise("lost-nodes")
@@ -144,8 +148,7 @@ def test_a_head_that_loses_its_power_and_is_started_again(
         run.go_on()
         run.cluster.start_again()
         run.cluster.have(2)
-        assert run.pipeline.end() == 0, run.pipeline.log
-        assert outcome(run.house, "run") == reference
+        run.ends_as(reference)
 
 
 @pytest.mark.promise("lost-nodes")
@@ -160,8 +163,7 @@ def test_a_node_that_is_cut_off_and_comes_back(
         run.cluster.wait_until_missed(node)
         # Whatever of it still lives there has no say any more.
         node.machine.connect()
-        assert run.pipeline.end() == 0, run.pipeline.log
-        assert outcome(run.house, "run") == reference
+        run.ends_as(reference)
         # The head has given it up; it would end by itself at some time.
         node.kill()
 
@@ -175,5 +177,4 @@ def test_a_node_that_is_drained_is_left(site: Site, reference: dict[str, Any]) -
         run.go_on()
         run.wait_for_line("training on 1 workers")
         node.kill()
-        assert run.pipeline.end() == 0, run.pipeline.log
-        assert outcome(run.house, "run") == reference
+        run.ends_as(reference)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.compat.reports.ranks import Ranks, write
 from tests.flows.conftest import ROOT
 from tests.storage.doubles.distant_store import DistantStore
@@ -38,27 +36,8 @@ def test_eight_processes_that_ask_at_once_download_it_once(
     reported = write(tmp_path / "reported" / "deep", **{"er.bin": "whole"}).parent
     (reported / "model.pt").write_text("weights")
     start(1).report([reported])
-    with ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", READER, folder.storage, tmp_path / "notes"],
-                    cwd=ROOT,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for _ in range(8)
-        ]
-        for one in processes:
-            assert one.stdout is not None
-            assert one.stdout.readline() == "ready\n"
-        for one in processes:
-            assert one.stdin is not None
-            one.stdin.write("\n")
-            one.stdin.flush()
-        (place,) = {one.communicate()[0].strip() for one in processes}
+    readers = [(folder.storage, str(tmp_path / "notes"))] * 8
+    (place,) = set(commands.at_once(READER, *readers, cwd=ROOT))
     assert Path(place, "deep", "er.bin").read_text() == "whole"
     assert not Path(place).is_relative_to(tmp_path / "storage")
     # One for each of the two files.

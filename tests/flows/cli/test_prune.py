@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evertrain_flows.cli.app import main
+from tests.commands import said_by
+from tests.storage.coordination.test_lease import driver_of
 from tests.storage.samples import commit, manifest, record, save
 from train_core.storage.coordination import lease, pins
 from train_core.storage.coordination.holder import Holder
@@ -140,28 +140,12 @@ def test_what_is_no_run_is_refused(
     assert steps(folder) == [10, 20, 30, 40]
 
 
-HOLDER = """
-import sys
-from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import begin_attempt
-begin_attempt(RunFolder.at(sys.argv[1]))
-print("begun", flush=True)
-sys.stdin.readline()
-"""
-
-
 @pytest.mark.promise("prune")
 def test_a_run_that_is_driven_is_refused_and_a_dry_run_of_it_is_not(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, folder.url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as driver:
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "begun\n"
+    with driver_of(folder) as driver:
+        assert said_by(driver) == "2"
         save(folder, 60, 2)
         assert evertrain(folder) == 2
         assert f"run 'run' is being driven by process {driver.pid}" in capsys.readouterr().err
@@ -169,7 +153,6 @@ def test_a_run_that_is_driven_is_refused_and_a_dry_run_of_it_is_not(
         announced = gone(printed(folder, capsys, "--dry-run"))
         # What the living driver is writing is none of it.
         assert announced == ["step-00000020-a0001", "checkpoints/step-00000050-a0001"]
-        driver.kill()
 
 
 def test_quarantined_checkpoints_are_shown_and_stay(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import psutil
 import pytest
 
+from tests.commands import said_by, talking
 from tests.marks import slow
 
 RANK = """
@@ -50,11 +50,8 @@ def is_alive(process: psutil.Process) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 @pytest.mark.parametrize("they_are", [slow("starting"), "fetching"])
 def test_they_end_at_once_with_a_rank_that_is_killed(they_are: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", RANK, they_are], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as rank:
-        assert rank.stdout is not None
-        assert rank.stdout.readline() == b"ready\n"
+    with talking(RANK, they_are) as rank:
+        assert said_by(rank) == "ready"
         processes = psutil.Process(rank.pid).children()
         assert len(processes) == 2
         rank.kill()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import said_by
+from tests.storage.coordination.test_lease import driver_of
 from tests.storage.samples import commit, manifest, save
 from train_core.errors import FencedError, StorageError
 from train_core.storage.cleanup.orphans import (
@@ -78,24 +80,9 @@ def test_an_attempts_own_unfinished_things_stay(folder: RunFolder) -> None:
     assert keys(folder) == before
 
 
-HOLDER = """
-import sys
-from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import begin_attempt
-print(begin_attempt(RunFolder.at(sys.argv[1])).attempt, flush=True)
-sys.stdin.readline()
-"""
-
-
 def test_what_a_living_process_writes_stays_until_it_is_dead(folder: RunFolder) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, folder.url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
+    with driver_of(folder) as process:
+        assert said_by(process) == "1"
         unfinished = save(folder, 3, attempt=1)
         folder.store.write(f"journal/{UNCOVERED}", b"{}\n")
         # Also for one who took the run though the holder lives.

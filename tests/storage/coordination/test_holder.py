@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.storage.coordination.test_lease import driver_of, said_by
+from tests.commands import said_by
+from tests.storage.coordination.test_lease import driver_of
 from tests.storage.samples import commit
 from train_core.errors import RunBusyError
 from train_core.storage.coordination import holder, lease

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from tests.commands import said_by, talking
 from tests.marks import slow
 from tests.storage.samples import commit, manifest, save
 from tests.waiting import wait_for
@@ -51,24 +50,9 @@ def local_folder(tmp_path: Path) -> RunFolder:
     return RunFolder(str(tmp_path), "run")
 
 
-@contextmanager
-def driver_of(folder: RunFolder) -> Iterator[subprocess.Popen[str]]:
+def driver_of(folder: RunFolder) -> AbstractContextManager[subprocess.Popen[str]]:
     """Another process that drives the run, or tries to."""
-    with subprocess.Popen(
-        [sys.executable, "-c", DRIVER, folder.url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def said_by(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+    return talking(DRIVER, folder.url)
 
 
 def holder_elsewhere() -> Holder:

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from tests.commands import said_by, talking
 from tests.storage.samples import commit, manifest, save
 from train_core.config import TrainConfig
 from train_core.errors import StorageError
@@ -54,15 +53,6 @@ def any_folder(storage_url: str) -> RunFolder:
 
 def kept(folder: RunFolder) -> list[int]:
     return [one.name.step for one in folder.checkpoints()]
-
-
-def reader_of(folder: RunFolder, name: CheckpointName) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", READER, folder.url, str(name)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
 
 def three(folder: RunFolder) -> list[CheckpointName]:
@@ -120,9 +110,8 @@ def test_two_readers_of_one_checkpoint_do_not_disturb_each_other(folder: RunFold
 
 def test_the_pin_of_a_killed_process_of_this_machine_does_not_count(folder: RunFolder) -> None:
     first, _, _ = three(folder)
-    with reader_of(folder, first) as reader:
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "pinned\n"
+    with talking(READER, folder.url, str(first)) as reader:
+        assert said_by(reader) == "pinned"
         delete_superseded(RunWriter(folder, 1), STRICT)
         assert kept(folder) == [1, 3]
         reader.kill()

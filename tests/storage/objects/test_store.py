@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from tests import commands
 from train_core.errors import ConfigError
 from train_core.storage.objects.store import Store
 
@@ -129,23 +130,8 @@ def test_of_sixteen_threads_that_create_one_object_one_wins(store: Store) -> Non
 
 @pytest.mark.promise("created-once")
 def test_of_sixteen_racers_in_four_processes_one_wins(store: Store) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACERS, store.url, *(f"{number}-{i}" for i in range(4))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(4)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    winners = [process.communicate(timeout=60)[0].split() for process in processes]
+    racers = [(store.url, *(f"{number}-{i}" for i in range(4))) for number in range(4)]
+    winners = [said.split() for said in commands.at_once(RACERS, *racers)]
     assert sorted(map(len, winners)) == [0, 0, 0, 1]
     assert [store.read("race").decode()] in winners
 
