@@ -53,9 +53,7 @@ def test_a_command_finds_the_module_and_nothing_that_is_beside_it(
 
 
 @pytest.mark.promise("own-names")
-def test_a_workload_whose_name_is_taken_is_refused_by_name(
-    project: Path,
-) -> None:
+def test_a_workload_whose_name_is_taken_is_refused_by_name(project: Path) -> None:
     done = evertrain(project, "workloads", "statistics:Mine")
     own, taken_by = project / "statistics.py", Path(os.__file__).parent / "statistics.py"
     assert (done.returncode, done.stdout) == (2, "")

@@ -62,9 +62,7 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
 
 
 @pytest.mark.promise("one-champion")
-def test_versions_that_are_claimed_at_once_are_all_different_and_complete(
-    storage_url: str,
-) -> None:
+def test_versions_that_are_claimed_at_once_are_all_different_and_complete(storage_url: str) -> None:
     def claim(run: int) -> ModelVersion:
         made, number = ModelLog(storage_url, MODEL).register(f"run-{run}", CHECKPOINT, f"{run}")
         assert number == made.version

@@ -16,14 +16,7 @@ from typing import Any, Protocol
 import psutil
 
 from tests.chaos.further import further_blows
-from tests.chaos.pipeline import (
-    JOB_ENDS_WITHIN_S,
-    House,
-    outcome,
-    remaining,
-    started,
-    unfinished,
-)
+from tests.chaos.pipeline import JOB_ENDS_WITHIN_S, House, outcome, remaining, started, unfinished
 from tests.chaos.stages import HELD, is_held
 from tests.chaos.standing import HOLD, NOTES, PACE, newest_step
 from tests.flows.prefect_side import shown_in_prefect

@@ -244,9 +244,7 @@ def test_of_a_reported_folder_the_reader_gets_what_was_reported(
         pass
 
 
-def test_numbers_are_what_a_function_reported_also_those_of_a_nested_dict(
-    storage_url: str,
-) -> None:
+def test_numbers_are_what_a_function_reported_also_those_of_a_nested_dict(storage_url: str) -> None:
     folder = create(storage_url)
     said = {"step": 3, "eval": {"seen": 7, "is_best": True, "loss": 0.5}}
     flat = {"step": 3.0, "eval/seen": 7.0, "eval/is_best": 1.0, "eval/loss": 0.5}

@@ -41,9 +41,7 @@ def test_lists_show_a_function_with_its_module_as_many_have_one_name() -> None:
     assert scored.shown_name == "Digits"
 
 
-def test_a_run_of_a_function_is_not_extended_and_says_what_to_do_instead(
-    folder: RunFolder,
-) -> None:
+def test_a_run_of_a_function_is_not_extended_and_says_what_to_do_instead(folder: RunFolder) -> None:
     with pytest.raises(ConfigError, match=r"decides on its epochs.*`evertrain runs fork run`"):
         epochs_after(folder, "3")
 

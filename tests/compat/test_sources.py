@@ -12,10 +12,7 @@ from tests.storage.doubles.faulty_store import FaultyStore
 from train_core.errors import WorkloadError
 from train_core.functions.ray_checkpoints import filesystem_of
 from train_core.functions.reports.reported_files import FolderInRun, LocalFolder
-from train_core.functions.reports.reported_folder import (
-    FolderSource,
-    RunPlaces,
-)
+from train_core.functions.reports.reported_folder import FolderSource, RunPlaces
 from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter, begin_attempt

@@ -18,17 +18,8 @@ import pytest
 from hypothesis import example, given
 
 from train_core import ArrayDataset, read_columns
-from train_core.datasets.forms import (
-    check_forms,
-    form_of,
-    forms_of,
-    is_ragged,
-    objects,
-)
-from train_core.datasets.tables import (
-    columns_of,
-    read_text_table,
-)
+from train_core.datasets.forms import check_forms, form_of, forms_of, is_ragged, objects
+from train_core.datasets.tables import columns_of, read_text_table
 from train_core.errors import DataError
 
 SIMPLE: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {

@@ -103,9 +103,7 @@ def test_a_rejected_version_stays_rejected_when_its_run_goes_on_after_another_ch
     assert report.gate.status == "rejected"
 
 
-def test_a_deployment_of_that_time_runs_says_how_to_deploy_again_and_is(
-    tmp_path: Path,
-) -> None:
+def test_a_deployment_of_that_time_runs_says_how_to_deploy_again_and_is(tmp_path: Path) -> None:
     """Of an installed evertrain: in a checkout, the folder `flows` is found."""
     home = tmp_path / "home"
     home.mkdir()

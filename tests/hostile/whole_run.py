@@ -12,11 +12,7 @@ from tests.client.grown import ACCURACY, create, grow
 from train_core.storage.objects.digest_algorithm import digest_of
 from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.documents import MAX_DOCUMENT_BYTES, with_checksum
-from train_core.storage.records.manifest import (
-    EvaluationManifest,
-    FileEntry,
-    PredictionsManifest,
-)
+from train_core.storage.records.manifest import EvaluationManifest, FileEntry, PredictionsManifest
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import ResultWriter, RunWriter, begin_attempt
 

@@ -20,11 +20,7 @@ from tests.rank.tiny import Tiny
 from tests.ranks.processes import train
 from tests.storage.samples import manifest
 from train_core.config import TrainConfig
-from train_core.errors import (
-    CheckpointError,
-    DataError,
-    NotFiniteError,
-)
+from train_core.errors import CheckpointError, DataError, NotFiniteError
 from train_core.rank.checkpoint.progress import Progress
 from train_core.rank.data.recorded_workload import with_monitor
 from train_core.rank.distributed.group import Group
@@ -42,12 +38,7 @@ from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import MODEL_FILE, CheckpointName
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import Commit, RunFolder
-from train_core.storage.run_writer import (
-    RunWriter,
-    begin_attempt,
-    create_run,
-    quarantine,
-)
+from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, quarantine
 
 
 @pytest.fixture

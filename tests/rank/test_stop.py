@@ -25,11 +25,7 @@ from train_core.rank.distributed.control_message import ControlMessage, RankRequ
 from train_core.rank.distributed.group import Group
 from train_core.rank.distributed.stop_requests import StopRequests
 from train_core.rank.loop import Trainer
-from train_core.storage.coordination.stop_request import (
-    StopRequest,
-    ask_to_stop,
-    stop_request,
-)
+from train_core.storage.coordination.stop_request import StopRequest, ask_to_stop, stop_request
 from train_core.storage.fork import fork_checkpoint
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt

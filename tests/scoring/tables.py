@@ -17,14 +17,10 @@ from torch import Tensor, nn
 from tests.rank.alone import create, run
 from train_core import ArrayDataset, Batch, Columns, SampleRandom, Settings, Split, Workload
 from train_core.config import TrainConfig
-from train_core.datasets.forms import (
-    forms_in,
-)
+from train_core.datasets.forms import forms_in
 from train_core.datasets.protocols import SPLITS
 from train_core.datasets.recorded import describe_data
-from train_core.datasets.tables import (
-    columns_of,
-)
+from train_core.datasets.tables import columns_of
 from train_core.loading import load_workload
 from train_core.rank.data.inputs import open_input
 from train_core.rank.data.recorded_workload import load_recorded

@@ -16,12 +16,7 @@ from train_core.storage.records.amendments import Amendment
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.run_checks import check_flow_run, check_leftovers
 from train_core.storage.run_folder import RunFolder
-from train_core.storage.run_writer import (
-    RunWriter,
-    begin_attempt,
-    create_run,
-    quarantine,
-)
+from train_core.storage.run_writer import RunWriter, begin_attempt, create_run, quarantine
 from train_core.storage.verification.checkpoints import faults
 
 

@@ -19,13 +19,7 @@ from tests.chaos.servers.prefect_lost import (
     end_after_report,
     prefect_faults,
 )
-from tests.chaos.servers.servers import (
-    EmbeddedPrefect,
-    OwnGateway,
-    OwnMlflow,
-    OwnPrefect,
-    Victim,
-)
+from tests.chaos.servers.servers import EmbeddedPrefect, OwnGateway, OwnMlflow, OwnPrefect, Victim
 from tests.chaos.stages import is_held
 from tests.chaos.standing import HOLD, NOTES, newest_step
 from tests.chaos.strike import Recovery, left_in, recovered_at, repeated

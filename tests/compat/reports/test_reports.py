@@ -323,9 +323,7 @@ def test_a_validation_function_ranks_checkpoints_and_keeps_what_it_has_not_measu
     assert [point.step for point in history] == [1, 2, 3, 4]
 
 
-def test_no_report_deletes_what_the_run_or_the_function_still_needs(
-    tmp_path: Path,
-) -> None:
+def test_no_report_deletes_what_the_run_or_the_function_still_needs(tmp_path: Path) -> None:
     # The workers have another working directory, where the relative path leads elsewhere.
     folder, _ = run_function(os.path.relpath(tmp_path), "reports_what_it_was_given")
     reported = folder.reported()

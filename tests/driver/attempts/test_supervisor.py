@@ -429,9 +429,7 @@ def test_a_request_that_could_not_be_sent_is_sent_again(
     assert "did not end within grace_s" not in caplog.text
 
 
-def test_who_is_told_to_end_between_two_attempts_begins_no_other(
-    folder: RunFolder,
-) -> None:
+def test_who_is_told_to_end_between_two_attempts_begins_no_other(folder: RunFolder) -> None:
     # The third attempt would begin after an hour.
     held = begin_attempt(folder)
     supervised = Supervisor(folder, held, paused(3600))
@@ -441,9 +439,7 @@ def test_who_is_told_to_end_between_two_attempts_begins_no_other(
     assert launcher.attempts == [1, 2]
 
 
-def test_what_the_user_has_to_mend_ends_the_training_at_once(
-    supervised: Supervisor,
-) -> None:
+def test_what_the_user_has_to_mend_ends_the_training_at_once(supervised: Supervisor) -> None:
     launcher = Ends(AttemptOutcome(Ended.FAILED, BUG))
     with pytest.raises(UserCodeError, match="KeyError"):
         supervised.train(TrainConfig(**ASKED), launcher)
@@ -468,9 +464,7 @@ class Moves(Ends):
         return super().run(attempt)
 
 
-def test_an_attempt_that_ends_for_another_one_elsewhere_is_no_death(
-    supervised: Supervisor,
-) -> None:
+def test_an_attempt_that_ends_for_another_one_elsewhere_is_no_death(supervised: Supervisor) -> None:
     launcher = Moves(*[AttemptOutcome(Ended.AS_ASKED)] * 5)
     assert supervised.train(TrainConfig(**ASKED), launcher).manifest.step == STEPS
     assert launcher.attempts == [1, 2, 3, 4, 5, 6]

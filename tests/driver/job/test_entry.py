@@ -22,12 +22,7 @@ from train_core.driver.job.mailbox_transport import MailboxTransport
 from train_core.driver.ray_session import ClusterRaySession
 from train_core.driver.server import Stages, StageServer
 from train_core.driver.stages import stages_of
-from train_core.errors import (
-    ConfigError,
-    NotFiniteError,
-    StageError,
-    StorageError,
-)
+from train_core.errors import ConfigError, NotFiniteError, StageError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared, Request
 from train_core.stages import Answer

@@ -248,9 +248,7 @@ def test_run_json_has_the_digests_of_function_predictor_and_data(
         assert modules[file.stem] == digest_of(file.read_bytes())
 
 
-def test_run_json_of_a_function_without_a_predictor_has_its_own_digest_only(
-    tmp_path: Path,
-) -> None:
+def test_run_json_of_a_function_without_a_predictor_has_its_own_digest_only(tmp_path: Path) -> None:
     prepare(request(tmp_path))
     modules = RunFolder(str(tmp_path), "run").record().modules
     function = Path(digits_function.__file__).read_bytes()

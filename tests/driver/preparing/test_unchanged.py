@@ -16,14 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.services import free_port
-from tests.champion.samples import (
-    add_events,
-    approval,
-    decision,
-    register,
-    version,
-    write_earlier,
-)
+from tests.champion.samples import add_events, approval, decision, register, version, write_earlier
 from tests.rank import alone, growing
 from tests.ranks.without_ray import stages_without_ray
 from train_core.config import TrainConfig

@@ -210,9 +210,7 @@ def test_where_mlflow_cannot_be_asked_nothing_is_deleted(
     assert lease.newest_attempt(folder.store) == 1
 
 
-def test_the_retention_rules_are_parameters_of_retrain(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_retention_rules_are_parameters_of_retrain(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["retrain", "--help"])
     shown = capsys.readouterr().out

@@ -20,14 +20,7 @@ from benchmarks.services import answers_at, free_port, wait_until_up
 from tests import commands
 from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import ROOT, isolated
-from tests.flows.deployment.deployed import (
-    HELD,
-    filtered,
-    flow_runs,
-    message,
-    state,
-    wait_for,
-)
+from tests.flows.deployment.deployed import HELD, filtered, flow_runs, message, state, wait_for
 
 STAYS = ("prefect server start", "prefect worker start", "evertrain ui")
 """What runs until it is ended: the reader has a terminal for each."""

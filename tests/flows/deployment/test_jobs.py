@@ -13,15 +13,7 @@ import pytest
 
 from benchmarks.services import ray_cluster
 from tests.chaos.standing import HOLD, NOTES
-from tests.flows.deployment.deployed import (
-    Prefect,
-    flow_runs,
-    found,
-    held,
-    log_of,
-    state,
-    wait_for,
-)
+from tests.flows.deployment.deployed import Prefect, flow_runs, found, held, log_of, state, wait_for
 from tests.flows.mlflow_side import runs_in, shown_at
 from train_core.storage.coordination import lease
 from train_core.storage.coordination.stop_request import stop_request

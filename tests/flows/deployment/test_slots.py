@@ -24,14 +24,7 @@ from evertrain_flows.cli.local_servers import KEPT_LEASES, LocalServers
 from evertrain_flows.flow_runs.deployment_slots import DeploymentSlots, free_slots, read_slots
 from evertrain_flows.timing import TIMING
 from tests.flows.conftest import isolated
-from tests.flows.deployment.deployed import (
-    Server,
-    Site,
-    flow_runs,
-    kill_all,
-    state,
-    wait_for,
-)
+from tests.flows.deployment.deployed import Server, Site, flow_runs, kill_all, state, wait_for
 from tests.flows.deployment.holding import NOTES, PENDING, RUNNING, deploy
 from tests.rank.alone import create
 from train_core import TrainConfig
@@ -211,9 +204,7 @@ def test_a_slot_that_a_dead_run_holds_at_a_forgetful_server_is_freed_by_a_comman
 
 
 @pytest.mark.promise("slots-freed")
-def test_a_run_that_lives_or_may_live_keeps_its_slot_at_a_forgetful_server(
-    forgetful: Held,
-) -> None:
+def test_a_run_that_lives_or_may_live_keeps_its_slot_at_a_forgetful_server(forgetful: Held) -> None:
     bring_into(forgetful, RUNNING)
     forgetful.server.kill()
     forgetful.server.start()

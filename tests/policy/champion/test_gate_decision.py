@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_core.policy.champion.gate_decision import (
-    Evidence,
-    Improvement,
-    Outcome,
-    Score,
-    decide,
-)
+from train_core.policy.champion.gate_decision import Evidence, Improvement, Outcome, Score, decide
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.checkpoints.selection import Order
 

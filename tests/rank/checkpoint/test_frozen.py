@@ -61,9 +61,7 @@ def test_frozen_weights_are_sent_once_and_are_in_every_checkpoint(folder: RunFol
 
 
 @pytest.mark.promise("frozen-weights")
-def test_a_checkpoint_outlives_the_one_that_its_frozen_weights_came_from(
-    folder: RunFolder,
-) -> None:
+def test_a_checkpoint_outlives_the_one_that_its_frozen_weights_came_from(folder: RunFolder) -> None:
     run(folder, epochs=3, **CONFIG | {"keep_last": 1, "keep_best": 1})
     newest = max(folder.checkpoints(), key=lambda c: c.name)
     assert faults(folder, newest) == []

@@ -20,9 +20,7 @@ from PIL import Image
 from pydantic import Field
 
 from train_core import ArrayDataset, Batch, Columns, Settings, Workload, read_columns, read_image
-from train_core.datasets.forms import (
-    forms_of,
-)
+from train_core.datasets.forms import forms_of
 from train_core.datasets.recorded import RecordedData
 from train_core.datasets.sources import PinnedFiles
 from train_core.errors import DataError

@@ -15,12 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train_core.datasets.arrays import is_null
-from train_core.datasets.forms import (
-    forms_of,
-)
-from train_core.datasets.tables import (
-    columns_of,
-)
+from train_core.datasets.forms import forms_of
+from train_core.datasets.tables import columns_of
 from train_core.errors import DataError
 from train_core.rank.data.request_columns import requested_columns
 

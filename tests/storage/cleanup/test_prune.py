@@ -160,9 +160,7 @@ def test_one_that_is_pinned_at_the_last_moment_stays_with_its_journal(folder: Ru
     assert all(faults(folder, one) == [] for one in folder.checkpoints())
 
 
-def test_the_journal_of_what_is_deleted_goes_with_it_and_all_else_stays(
-    folder: RunFolder,
-) -> None:
+def test_the_journal_of_what_is_deleted_goes_with_it_and_all_else_stays(folder: RunFolder) -> None:
     own = "steps-00000002-00000002-a0001.jsonl"
     folder.store.write(f"journal/{own}", b"{}\n")
     second = folder.checkpoint(CheckpointName(2, 1))

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from train_core.errors import CheckpointError
 from train_core.stages import Answer
-from train_core.storage.coordination.job_mailbox import (
-    Call,
-    Mailbox,
-    caller_of,
-    jobs_with_calls,
-)
+from train_core.storage.coordination.job_mailbox import Call, Mailbox, caller_of, jobs_with_calls
 from train_core.storage.objects.store import Store
 from train_core.timing import TIMING
 

@@ -203,9 +203,7 @@ def test_a_released_run_is_free_at_once(folder: RunFolder) -> None:
     assert time.monotonic() - begin < TIMING.coordination.standstill_s
 
 
-def test_a_process_with_the_number_of_a_dead_one_is_not_the_holder(
-    local_folder: RunFolder,
-) -> None:
+def test_a_process_with_the_number_of_a_dead_one_is_not_the_holder(local_folder: RunFolder) -> None:
     held = begin_attempt(local_folder)
     holder = lease.holder_of(held.store)
     assert holder is not None

@@ -43,9 +43,7 @@ ITS_ONLY_SPELLINGS = [
 
 
 @given(NAMES)
-def test_a_name_is_parsed_back_from_its_spelling(
-    name: Name,
-) -> None:
+def test_a_name_is_parsed_back_from_its_spelling(name: Name) -> None:
     assert type(name).parse(str(name)) == name
     assert [kind.parse(str(name)) for kind in KINDS].count(None) == len(KINDS) - 1
 

@@ -7,14 +7,7 @@ import json
 import pytest
 
 from evertrain_flows.cli.app import main
-from tests.champion.samples import (
-    add_events,
-    approval,
-    decision,
-    register,
-    version,
-    write_earlier,
-)
+from tests.champion.samples import add_events, approval, decision, register, version, write_earlier
 from tests.rank.alone import create
 from tests.storage.samples import manifest
 from train_core import TrainConfig
