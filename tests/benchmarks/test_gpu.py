@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import psutil
 import pytest
 
 from benchmarks.gpu import saving, throughput
+from tests.workloads.idx_files import format_idx
 
 ROOT = Path(__file__).parents[2]
 # What the machine of the benchmark does not have.
@@ -34,11 +34,8 @@ def write_idx(folder: Path) -> None:
     for prefix, count in (("train", 5200), ("t10k", 64)):
         images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = rng.integers(0, 10, count, dtype=np.uint8)
-        for name, head, data in (
-            ("images-idx3", struct.pack(">4i", 0x803, count, 28, 28), images),
-            ("labels-idx1", struct.pack(">2i", 0x801, count), labels),
-        ):
-            packed = gzip.compress(head + data.tobytes(), compresslevel=1)
+        for name, data in (("images-idx3", images), ("labels-idx1", labels)):
+            packed = gzip.compress(format_idx(data), compresslevel=1)
             (folder / f"{prefix}-{name}-ubyte.gz").write_bytes(packed)
 
 

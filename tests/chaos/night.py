@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 import time
-import urllib.error
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -22,6 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 from rich.console import Console
 from rich.table import Table
@@ -171,7 +171,7 @@ class Night:
     def _wait(self, what: Callable[[], bool], title: str) -> None:
         deadline = time.monotonic() + ENDS_WITHIN_S
         while True:
-            with suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+            with suppress(httpx.HTTPError):
                 if self._schedule and self._has_fired(self._num_firings):
                     self.site.switch_off(self._schedule)
                     self._schedule = None

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(240)
 
 MODEL = "Linear"
 ASKED: dict[str, Any] = {
-    "workload": "tests.rank.linear:Linear",
+    "workload": "tests.rank.tiny:Linear",
     "settings": {"momentum": 0.9, "learning_rate": 0.1, "augmentation": 0.0, "one_cycle": False},
     "num_workers": 2,
     "cpus_per_worker": 0.5,

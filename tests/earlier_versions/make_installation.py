@@ -38,16 +38,8 @@ HALF = (
 )
 COUNTED = (
     *("retrain", "--train-fn", "nightly:count", "--train-loop-config", '{"target": 5}'),
-    *(
-        "--num-workers",
-        "1",
-        "--gpus-per-worker",
-        "0",
-        "--monitor",
-        "loss",
-        "--monitor-order",
-        "min",
-    ),
+    *("--num-workers", "1", "--gpus-per-worker", "0"),
+    *("--monitor", "loss", "--monitor-order", "min"),
 )
 BETTER = ("--min-improvement=-1", "--keep-last", "3")
 PINS = """
@@ -150,13 +142,8 @@ def week() -> None:
     third = RUNS / "counted/checkpoints/step-00000003-a0001/manifest.json"
     killed(*COUNTED, "--run", "counted", after="3", once=third.exists)
 
-    elsewhere = (
-        "--storage",
-        "/tmp/earlier/runs",
-        "--tracking-uri",
-        "sqlite:////tmp/earlier/mlflow.db",
-    )
-    evertrain(*HALF, *elsewhere, "--run", "half")
+    elsewhere = ("--storage", "/tmp/earlier/runs", "--run", "half")
+    evertrain(*HALF, *elsewhere, "--tracking-uri", "sqlite:////tmp/earlier/mlflow.db")
     outcome = {"processor": processor(), **outcome_of(Path("/tmp/earlier/runs/half"))}
     (HOME / "undisturbed.json").write_text(json.dumps(outcome, indent=1) + "\n")
 

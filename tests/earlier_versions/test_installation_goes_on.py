@@ -131,7 +131,7 @@ def deploy_as_then(api: str, home: Path) -> str:
     written: dict[str, Any] = json.loads((WRITTEN / "deployment.json").read_text())
     steps = [{"prefect.deployments.steps.set_working_directory": {"directory": str(home)}}]
     small = {"parameters": {"epochs": 1, "num_workers": 1, "settings": {"width": 2}}}
-    flow = json.loads(posted(api, "flows/", {"name": "retrain"}))["id"]
+    flow = posted(api, "flows/", {"name": "retrain"})["id"]
     asked = written | {"flow_id": flow, "pull_steps": steps, "parameters": small}
-    found: str = json.loads(posted(api, "deployments/", asked))["id"]
+    found: str = posted(api, "deployments/", asked)["id"]
     return found

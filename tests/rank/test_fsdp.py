@@ -66,7 +66,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "average": {"workload": "tests.ranks.fsdp_rank:Averaging"},
     "no-blocks": {"workload": "tests.ranks.fsdp_rank:Whole"},
     # The last step's two samples are two micro-batches of shard 0: the others only pad.
-    "padding": {"workload": "tests.rank.linear:Linear", "settings": {"num_train": 130}},
+    "padding": {"workload": "tests.rank.tiny:Linear", "settings": {"num_train": 130}},
     "data-workers": {"settings": {"sample_by_sample": True}, "data_workers": 2},
     "stream": {
         "workload": "tests.ranks.fsdp_rank:StreamingSmooth",

@@ -167,7 +167,7 @@ def test_accumulation_changes_no_sample_and_no_weight(folder: RunFolder) -> None
     whole = RunFolder(folder.store.uri(""), "whole")
     cut = RunFolder(folder.store.uri(""), "cut")
     # Without BatchNorm's and dropout's dependence on the batch, the mean loss is the same.
-    plain = {"workload": "tests.rank.linear:Linear", "epochs": 1}
+    plain = {"workload": "tests.rank.tiny:Linear", "epochs": 1}
     run(whole, **plain)
     run(cut, accumulation_steps=4, **plain)
     losses = [

@@ -140,6 +140,13 @@ class Tiny(Workload[TinySettings]):
         self.average, self.num_steps = state["average"], state["num_steps"]
 
 
+class Linear(Tiny):
+    """A linear model without anything that depends on its batch."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(8, 3)
+
+
 class TinyShard:
     """Draws samples at random, by a state of its own that grows with every one."""
 

@@ -15,10 +15,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from evertrain_tasks.prefect_server.connection import BACK, LOST, ServerConnection
 from evertrain_tasks.timing import TIMING
-from tests.chaos.servers.switch import Mode, Switch
+from tests.chaos.servers.switch import Switch, Way
 from tests.marks import slow
 
-AWAY = [slow(Mode.ANSWERS_500), slow(Mode.ANSWERS_401), Mode.SILENT]
+AWAY = [slow(Way.ANSWERS_500), slow(Way.ANSWERS_401), Way.SILENT]
 
 # Prefect's threads and its server live as long as the tests.
 pytestmark = pytest.mark.leaves
@@ -63,18 +63,18 @@ def shown(key: str) -> list[object]:
 
 
 @pytest.mark.promise("prefect-away")
-@pytest.mark.parametrize("mode", AWAY)
-def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, mode: Mode) -> None:
-    warnings, key = Warnings(), f"during-{mode.name.lower().replace('_', '-')}"
+@pytest.mark.parametrize("way", AWAY)
+def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, way: Way) -> None:
+    warnings, key = Warnings(), f"during-{way.name.lower().replace('_', '-')}"
     with ServerConnection(warnings) as server:
         server.show(key, artifact(key, "before"))
         # The first request to a server on a busy machine may take longer than its time-out.
         assert server.wait_until_shown(60)
-        switch.turn(mode)
+        switch.turn(way)
         for text in ("first", "second"):
             server.show(key, artifact(key, text))
         warnings.wait_for(1)
-        switch.turn(Mode.PASS)
+        switch.turn(None)
         warnings.wait_for(2)
         assert server.wait_until_shown(60)
     assert warnings[0].startswith(LOST.partition("(")[0])
@@ -85,18 +85,18 @@ def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, mode
     assert len([line for line in switch.schedule.hits if "/artifacts" in line]) <= 1
 
 
-@pytest.mark.parametrize("mode", AWAY)
-def test_a_question_costs_seconds_once_and_then_nothing(switch: Switch, mode: Mode) -> None:
+@pytest.mark.parametrize("way", AWAY)
+def test_a_question_costs_seconds_once_and_then_nothing(switch: Switch, way: Way) -> None:
     server = ServerConnection(Warnings())
     assert server.ask(lambda client: client.api_version())
-    switch.turn(mode)
+    switch.turn(way)
     begin = time.monotonic()
     assert server.ask(lambda client: client.api_version()) is None
     # A request that waited for its answer took its time-out, and no second one was sent.
-    assert (time.monotonic() - begin >= TIMING.request_timeout_s) is (mode is Mode.SILENT)
+    assert (time.monotonic() - begin >= TIMING.request_timeout_s) is (way is Way.SILENT)
     assert server.ask(lambda client: client.api_version()) is None
     assert len(switch.schedule.hits) == 1
-    switch.turn(Mode.PASS)
+    switch.turn(None)
     assert server.check()
     assert server.ask(lambda client: client.api_version())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tests.chaos.servers.servers import Way
+from tests.chaos.servers.switch import Way
 from tests.chaos.stages import AFTER_TRAINING, HELD, SELECTION
 
 EMBEDDED, ELSEWHERE = "Prefect's server", "a Prefect server elsewhere"

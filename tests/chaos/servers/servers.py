@@ -7,7 +7,6 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -15,25 +14,9 @@ from typing import Self
 import psutil
 
 from benchmarks.services import free_port, mlflow_server, prefect_server, server
-from tests.chaos.servers.switch import Mode, Switch
-
-
-class Way(Enum):
-    """How a server fails."""
-
-    KILLED = "SIGKILL"
-    FROZEN = "SIGSTOP"
-    ANSWERS_500 = "500"
-    ANSWERS_401 = "401"
-    SILENT = "silence"
-
+from tests.chaos.servers.switch import Switch, Way
 
 _SIGNALS = {Way.KILLED: signal.SIGKILL, Way.FROZEN: signal.SIGSTOP}
-_MODES = {
-    Way.ANSWERS_500: Mode.ANSWERS_500,
-    Way.ANSWERS_401: Mode.ANSWERS_401,
-    Way.SILENT: Mode.SILENT,
-}
 
 
 class Victim(ABC):
@@ -133,15 +116,15 @@ class OwnPrefect(RealServer):
 
     def fail(self, way: Way, flow_pid: int) -> None:
         """As it says."""
-        if way in _MODES:
-            self.switch.turn(_MODES[way])
-        else:
+        if way in _SIGNALS:
             super().fail(way, flow_pid)
+        else:
+            self.switch.turn(way)
 
     def mend(self) -> None:
         """Have it answer again, at the same address."""
         super().mend()
-        self.switch.turn(Mode.PASS)
+        self.switch.turn(None)
 
     def __enter__(self) -> Self:
         super().__enter__()

@@ -8,24 +8,29 @@ from enum import Enum
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 
 
-class Mode(Enum):
-    """What the proxy does with what it gets."""
+class Way(Enum):
+    """How a server fails."""
 
-    PASS = "pass"
-    ANSWERS_500 = "500 Internal Server Error"
-    ANSWERS_401 = "401 Unauthorized"
-    SILENT = "silent"
+    KILLED = "SIGKILL"
+    FROZEN = "SIGSTOP"
+    ANSWERS_500 = "500"
+    ANSWERS_401 = "401"
+    SILENT = "silence"
     """It accepts connections, and no byte comes from it, on older connections either."""
 
 
 class Switch(FaultProxy):
     """The proxy; its schedule's hits are the requests that did not reach the server."""
 
-    def turn(self, mode: Mode) -> None:
-        """Switch over; connections that are open end, if they are not just to fall silent."""
+    def turn(self, way: Way | None) -> None:
+        """Switch over to a way to fail, or to none.
+
+        Connections that are open end, if they are not just to fall silent.
+        """
         self.schedule.clear()
-        self.silences = mode is Mode.SILENT
-        if mode in (Mode.ANSWERS_500, Mode.ANSWERS_401):
-            self.schedule.add(Fault(Kind.REFUSE, times=math.inf, status=mode.value, body=b"{}"))
+        self.silences = way is Way.SILENT
+        if way in (Way.ANSWERS_500, Way.ANSWERS_401):
+            refused = f"{way.value} of the switch"
+            self.schedule.add(Fault(Kind.REFUSE, times=math.inf, status=refused, body=b"{}"))
         if not self.silences:
             self.cut_off()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.servers.switch import Mode, Switch
+from tests.chaos.servers.switch import Switch, Way
 from tests.web import QuietFiles, served
 
 
@@ -30,13 +30,13 @@ def get(switch: Switch) -> bytes | int:
 
 def test_each_request_is_answered_as_the_switch_stands(switch: Switch) -> None:
     assert get(switch) == b"hello"
-    switch.turn(Mode.ANSWERS_500)
+    switch.turn(Way.ANSWERS_500)
     assert get(switch) == 500
-    switch.turn(Mode.ANSWERS_401)
+    switch.turn(Way.ANSWERS_401)
     assert get(switch) == 401
-    switch.turn(Mode.SILENT)
+    switch.turn(Way.SILENT)
     with pytest.raises(TimeoutError):
         get(switch)
-    switch.turn(Mode.PASS)
+    switch.turn(None)
     assert get(switch) == b"hello"
     assert switch.schedule.hits == ["GET /there"] * 3

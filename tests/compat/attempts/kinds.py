@@ -65,13 +65,9 @@ TRANSFORMERS = Kind(
     library="transformers",
 )
 ACCELERATE = Kind(
-    "accelerate",
-    "tests.compat.functions.accelerate_functions:save_model",
-    library="accelerate",
+    "accelerate", "tests.compat.functions.accelerate_functions:save_model", library="accelerate"
 )
 DEEPSPEED = Kind(
-    "deepspeed",
-    "tests.compat.functions.deepspeed_functions:zero3",
-    library="deepspeed",
+    "deepspeed", "tests.compat.functions.deepspeed_functions:zero3", library="deepspeed"
 )
 KINDS = (PLAIN, FACTORY, LIGHTNING, TRANSFORMERS, ACCELERATE)

@@ -10,12 +10,12 @@ import pytest
 from tests import commands
 from tests.compat.reports.ranks import Ranks, write
 from tests.flows.conftest import ROOT
-from tests.storage.doubles.distant_store import DistantStore
+from tests.storage.doubles.faulty_store import DistantStore
 from train_core.storage.run_folder import RunFolder
 
 READER = """
 import sys
-from tests.storage.doubles.distant_store import DistantStore
+from tests.storage.doubles.faulty_store import DistantStore
 from train_core.rank.checkpoint.verified_folder import cache_of, verified_folder
 from train_core.storage.run_folder import RunFolder
 

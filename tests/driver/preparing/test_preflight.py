@@ -251,7 +251,7 @@ def test_what_may_not_change_is_refused_with_the_difference(tmp_path: Path) -> N
 def test_another_workload_is_refused_whatever_its_settings_are(tmp_path: Path) -> None:
     begin(tmp_path)
     with pytest.raises(RunConflictError, match="workload: was 'tests"):
-        continued(tmp_path, workload="tests.rank.linear:Linear")
+        continued(tmp_path, workload="tests.rank.tiny:Linear")
 
 
 def test_a_dry_run_is_no_part_of_a_real_one(tmp_path: Path) -> None:

@@ -8,19 +8,18 @@ keeps pictures of their pages.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import Server, Site, own_prefect_file
+from tests.workloads.idx_files import format_idx
+from train_core.workloads.idx import read_idx
 
 MODEL = "MnistResNet18"
 TESTED = 2000
@@ -44,27 +43,16 @@ NIGHTS = (
 )
 
 
-def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    with gzip.open(path) as file:
-        (magic,) = struct.unpack(">i", file.read(4))
-        shape = struct.unpack(f">{magic & 0xFF}i", file.read(4 * (magic & 0xFF)))
-        return np.frombuffer(file.read(), np.uint8).reshape(shape)
-
-
-def write_idx(path: Path, array: npt.NDArray[np.uint8]) -> None:
-    header = struct.pack(f">i{array.ndim}i", 0x800 | array.ndim, *array.shape)
-    path.write_bytes(header + array.tobytes())
-
-
 def deliver(data: Path, folder: Path, night: Night) -> None:
     """Write the files of a night, over those of the night before."""
     folder.mkdir(exist_ok=True)
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     for kind in kinds:
-        mnist = read_idx(data / f"mnist/train-{kind}.gz")[: night.mnist]
-        fashion = read_idx(data / f"fashion-mnist/train-{kind}.gz")[: night.fashion]
-        write_idx(folder / f"train-{kind}", np.concatenate([mnist, fashion]))
-        write_idx(folder / f"t10k-{kind}", read_idx(data / f"mnist/t10k-{kind}.gz")[:TESTED])
+        mnist = read_idx(f"{data}/mnist", f"train-{kind}")[: night.mnist]
+        fashion = read_idx(f"{data}/fashion-mnist", f"train-{kind}")[: night.fashion]
+        tested = read_idx(f"{data}/mnist", f"t10k-{kind}")[:TESTED]
+        (folder / f"train-{kind}").write_bytes(format_idx(np.concatenate([mnist, fashion])))
+        (folder / f"t10k-{kind}").write_bytes(format_idx(tested))
 
 
 def run_nights(home: Path, data: Path, api: str) -> Site:

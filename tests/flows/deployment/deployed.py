@@ -7,12 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import yaml
 
@@ -157,21 +157,13 @@ class Site:
     def schedules(self) -> list[dict[str, Any]]:
         """The schedules of the deployment `retrain`."""
         url = f"{self._environment['PREFECT_API_URL']}/deployments/name/retrain/retrain"
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            found: list[dict[str, Any]] = json.load(answer)["schedules"]
+        found: list[dict[str, Any]] = got(url)["schedules"]
         return found
 
     def schedule(self, *when: str) -> str:
         """Give the deployment `retrain` a schedule, as an operator does; the schedule's id."""
-        create = (
-            "deployment",
-            "schedule",
-            "create",
-            "retrain/retrain",
-            "--replace",
-            "--accept-yes",
-        )
-        self.prefect(*create, *when)
+        options = ("--replace", "--accept-yes", *when)
+        self.prefect("deployment", "schedule", "create", "retrain/retrain", *options)
         (schedule,) = self.schedules()
         return str(schedule["id"])
 
@@ -198,18 +190,19 @@ def own_prefect_file(folder: Path, **parameters: Any) -> Path:
 
 def filtered(api: str, kind: str, **asked: Any) -> list[dict[str, Any]]:
     """What the server lists of a kind: `flow_runs`, `artifacts`, `logs`, …"""
-    listed: list[dict[str, Any]] = json.loads(posted(api, f"{kind}/filter", asked))
+    listed: list[dict[str, Any]] = posted(api, f"{kind}/filter", asked)
     return listed
 
 
-def posted(api: str, path: str, body: object) -> bytes:
-    """The server's answer to a POST of JSON."""
-    request = urllib.request.Request(
-        f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        content: bytes = answer.read()
-        return content
+def got(url: str) -> Any:
+    """The server's answer to a GET."""
+    return httpx.get(url, timeout=60).raise_for_status().json()
+
+
+def posted(api: str, path: str, body: object) -> Any:
+    """The server's answer to a POST of JSON; None if it has no content."""
+    answer = httpx.post(f"{api}/{path}", json=body, timeout=60).raise_for_status()
+    return answer.json() if answer.content else None
 
 
 def found(api: str, kind: str, flow_run: str) -> list[dict[str, Any]]:
@@ -240,10 +233,7 @@ def scheduled_runs(api: str) -> list[dict[str, Any]]:
 
 def states_of(api: str, flow_run_id: str) -> list[dict[str, Any]]:
     """All states that a flow run had, in their order."""
-    with urllib.request.urlopen(
-        f"{api}/flow_run_states/?flow_run_id={flow_run_id}", timeout=60
-    ) as answer:
-        listed: list[dict[str, Any]] = json.load(answer)
+    listed = got(f"{api}/flow_run_states/?flow_run_id={flow_run_id}")
     return sorted(listed, key=lambda one: str(one["timestamp"]))
 
 

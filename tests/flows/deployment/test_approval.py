@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from tests.flows.deployment.deployed import (
     Server,
     Site,
     flow_runs,
+    got,
     hasty_automations,
     log_of,
     posted,
@@ -126,15 +126,14 @@ class Deployed:
         for url in (f"{asked}/{keys[part]}" for part in ("schema", "description")):
             # Prefect suspends the flow run first, and stores the form then.
             wait_for(partial(answers_at, url), self.home)
-            with urllib.request.urlopen(url, timeout=60) as answer:
-                found.append(json.load(answer))
+            found.append(got(url))
         return found[0]["properties"], found[1]
 
     def answer(self, run: str, **fields: Any) -> None:
         """What the button of Prefect's page does."""
         (flow_run,) = flow_runs(self.server.url, run)
         path = f"flow_runs/{flow_run['id']}/resume"
-        answer = json.loads(posted(self.server.url, path, {"run_input": fields}))
+        answer = posted(self.server.url, path, {"run_input": fields})
         assert answer["status"] == "ACCEPT"
 
     def events(self, run: str) -> list[dict[str, Any]]:
@@ -142,9 +141,7 @@ class Deployed:
         (flow_run,) = flow_runs(self.server.url, run)
         resource = {"id": [f"prefect.flow-run.{flow_run['id']}"]}
         asked = {"filter": {"resource": resource, "order": "DESC"}, "limit": 50}
-        found: list[dict[str, Any]] = json.loads(posted(self.server.url, "events/filter", asked))[
-            "events"
-        ]
+        found: list[dict[str, Any]] = posted(self.server.url, "events/filter", asked)["events"]
         return found
 
     def send_again(self, event: dict[str, Any], follows: str | None = None) -> str:
@@ -159,14 +156,14 @@ class Deployed:
     def is_taken_for_dead(self, resource: dict[str, str]) -> bool:
         """Whether an automation was triggered by what was heard of that flow run last."""
         asked = {"filter": {"event": {"name": ["prefect.automation.triggered"]}}, "limit": 50}
-        triggered = json.loads(posted(self.server.url, "events/filter", asked))["events"]
+        triggered = posted(self.server.url, "events/filter", asked)["events"]
         return any(resource["prefect.resource.id"] in json.dumps(one) for one in triggered)
 
     def crash(self, run: str) -> None:
         """What the automation does with a flow run that it takes for dead."""
         (flow_run,) = flow_runs(self.server.url, run)
         path, crashed = f"flow_runs/{flow_run['id']}/set_state", {"type": "CRASHED"}
-        answer = json.loads(posted(self.server.url, path, {"state": crashed, "force": True}))
+        answer = posted(self.server.url, path, {"state": crashed, "force": True})
         assert answer["status"] == "ACCEPT"
 
     def gate(self, run: str) -> GateResult:

@@ -12,7 +12,8 @@ import pytest
 
 from tests.chaos.servers.outages import AWAY_S
 from tests.chaos.servers.prefect_lost import END_WITHIN_S
-from tests.chaos.servers.servers import OwnPrefect, Way
+from tests.chaos.servers.servers import OwnPrefect
+from tests.chaos.servers.switch import Way
 from tests.flows.conftest import isolated
 from tests.flows.deployment.deployed import (
     Site,

@@ -13,8 +13,7 @@ from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 from torchmetrics.wrappers import BootStrapper
 
-from tests.rank.linear import Linear
-from tests.rank.tiny import TinySettings
+from tests.rank.tiny import Linear, TinySettings
 from train_core import Batch, TrainConfig
 from train_core.errors import WorkloadError
 from train_core.rank.metrics.evaluation_loop import (
@@ -37,7 +36,7 @@ def test_the_loss_is_the_mean_over_all_samples(eval_batch_size: int, num_shards:
     torch.manual_seed(0)
     model, dataset = workload.model(), indexed(workload, "test")
     config = TrainConfig(
-        workload="tests.rank.linear:Linear",
+        workload="tests.rank.tiny:Linear",
         eval_batch_size=eval_batch_size,
         num_shards=num_shards,
     )

@@ -143,6 +143,14 @@ for _kind in (*KINDS, *LOOKS):
     setattr(FaultyStore, _kind, partialmethod(FaultyStore._done, _kind))
 
 
+class DistantStore(FaultyStore):
+    """One of another node's disk: its files have to be downloaded, on whatever storage they are."""
+
+    @property
+    def is_local(self) -> bool:
+        return False
+
+
 def _kinds(records: bytes) -> list[str]:
     size = RECORD_BYTES
     return [records[at : at + size].decode().strip() for at in range(0, len(records), size)]
