@@ -14,8 +14,16 @@ from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Regi
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 
-def _database(home: Path) -> str:
+def at_home(home: Path) -> str:
+    """Where MLflow is for the commands of a home."""
     return f"sqlite:///{home}/.evertrain/mlflow.db"
+
+
+def close_databases() -> None:
+    """Close those that MLflow keeps open for the process."""
+    for store in (SqlAlchemyStore, RegistryStore):
+        for engine in store._engine_map.values():
+            engine.dispose()
 
 
 _ONE_AT_A_TIME = Lock()
@@ -26,31 +34,18 @@ def mlflow_client(uri: str) -> Iterator[MlflowClient]:
     """A client of the MLflow at `uri`."""
     with _ONE_AT_A_TIME:
         yield MlflowClient(uri, uri)
-        # MLflow keeps the database open for the process.
-        for store in (SqlAlchemyStore, RegistryStore):
-            for engine in store._engine_map.values():
-                engine.dispose()
-
-
-def runs_in_mlflow(home: Path, url: str) -> list[Run]:
-    """All runs of the pipeline whose run folder is at `url`, those of its stages included."""
-    return runs_in(_database(home), url)
+        close_databases()
 
 
 def runs_in(uri: str, url: str) -> list[Run]:
-    """The same, where MLflow is at `uri`."""
+    """All runs of the pipeline whose run folder is at `url`, those of its stages included."""
     with mlflow_client(uri) as client:
         experiments = [e.experiment_id for e in client.search_experiments()]
         return list(client.search_runs(experiments, f"tags.`evertrain.run` = '{url}'"))
 
 
-def shown_in_mlflow(home: Path, url: str) -> dict[str, Any]:
-    """Each stage's status and metrics by step, without those of the machine."""
-    return shown_at(_database(home), url)
-
-
 def shown_at(uri: str, url: str) -> dict[str, Any]:
-    """The same, where MLflow is at `uri`."""
+    """Each stage's status and metrics by step, without those of the machine."""
     shown: dict[str, Any] = {}
     runs = runs_in(uri, url)
     with mlflow_client(uri) as client:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.conftest import Evertrain
-from tests.flows.mlflow_side import runs_in_mlflow
+from tests.flows.mlflow_side import at_home, runs_in
 from tests.rank.alone import run as train_alone
 from tests.rank.digests import digest_of_training
 from tests.rank.growing import write_splits
@@ -62,7 +62,7 @@ def test_files_that_come_after_prepare_change_neither_the_numbers_nor_the_record
     assert tested.num_samples == report.predictions.num_rows == record.datasets["test"]["samples"]
     (parent,) = (
         one
-        for one in runs_in_mlflow(home, folder.url)
+        for one in runs_in(at_home(home), folder.url)
         if one.data.tags["evertrain.stage"] == "pipeline"
     )
     inputs = {one.dataset.name: one.dataset.digest for one in parent.inputs.dataset_inputs}

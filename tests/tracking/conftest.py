@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as RegistryStore
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from benchmarks.services import answers_at, free_port, wait_until_up
 from evertrain_flows.databases import create_tracking_database
+from tests.flows.mlflow_side import close_databases
 from tests.plugins.leaks import Belongings
 from tests.tracking.run_builder import RunBuilder
 from tests.web import served
@@ -32,9 +32,7 @@ def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     # A model that is loaded adds its copies of our modules, which later tests would import.
     sys.path[:] = path
-    for store in (SqlAlchemyStore, RegistryStore):
-        for engine in store._engine_map.values():
-            engine.dispose()
+    close_databases()
     left = before.added(within_s=5)
     assert not left, f"left behind: {', '.join(left)}"
 

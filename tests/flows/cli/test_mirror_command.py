@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.conftest import RETRAIN, Evertrain
-from tests.flows.mlflow_side import shown_in_mlflow
+from tests.flows.mlflow_side import at_home, shown_at
 from train_core.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -31,5 +31,5 @@ def test_what_mlflow_missed_is_mirrored_afterwards(
         done = evertrain("mirror", "unseen", "--json", "--tracking-uri", tracking_uri)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["model_uri"]
-        undisturbed_shown, shown = (shown_in_mlflow(home, folder.url) for folder in folders)
+        undisturbed_shown, shown = (shown_at(at_home(home), folder.url) for folder in folders)
         assert shown == undisturbed_shown

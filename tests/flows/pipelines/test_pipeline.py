@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.conftest import Evertrain
-from tests.flows.mlflow_side import mlflow_client
+from tests.flows.mlflow_side import at_home, mlflow_client
 from tests.rank.digests import digest_of_training
 from train_core.champion.log import ModelLog, registered_models
 from train_core.results import Report
@@ -57,7 +57,7 @@ def test_without_a_gate_no_model_is_registered(undisturbed: str, home: Path) -> 
     assert report is not None
     assert report["gate"] is None
     assert folder.store.names("decisions") == []
-    with mlflow_client(f"sqlite:///{home}/.evertrain/mlflow.db") as client:
+    with mlflow_client(at_home(home)) as client:
         shown = client.search_model_versions("")
         assert "undisturbed" not in {one.tags.get("evertrain.run") for one in shown}
 

@@ -19,7 +19,7 @@ from tests import commands, waiting
 from tests.chaos.pipeline import House, outcome, remaining, unfinished
 from tests.flows.conftest import RETRAIN, Evertrain
 from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
-from tests.flows.mlflow_side import runs_in_mlflow, shown_in_mlflow
+from tests.flows.mlflow_side import at_home, runs_in, shown_at
 from tests.flows.prefect_side import shown_in_prefect
 from train_core.storage.records.manifest import CheckpointManifest
 from train_core.storage.run_folder import RunFolder
@@ -94,7 +94,7 @@ def stopped(
         _, stderr = process.communicate(timeout=60)
     _, alive = psutil.wait_procs(started, timeout=10)
     left = [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
-    shown = shown_in_mlflow(home, folder.url)
+    shown = shown_at(at_home(home), folder.url)
     return Stopped(
         run,
         folder,
@@ -156,8 +156,8 @@ def test_a_deleted_run_is_gone_from_mlflow_too(
     done = evertrain("runs", "delete", stopped.run, "--yes")
     assert done.returncode == 0, done.stderr
     assert not Path(stopped.folder.url).exists()
-    assert runs_in_mlflow(home, stopped.folder.url) == []
-    assert runs_in_mlflow(home, f"{home}/.evertrain/runs/undisturbed")
+    assert runs_in(at_home(home), stopped.folder.url) == []
+    assert runs_in(at_home(home), f"{home}/.evertrain/runs/undisturbed")
 
 
 @pytest.mark.promise("grace")
@@ -209,7 +209,7 @@ def test_stop_asks_the_training_wherever_it_is(
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"is saved up to step {folder.checkpoints()[-1].manifest.step}" in stderr
-    assert shown_in_mlflow(home, folder.url)["pipeline"]["status"] == "KILLED"
+    assert shown_at(at_home(home), folder.url)["pipeline"]["status"] == "KILLED"
     assert shown_in_prefect(home, "asked") == ["CANCELLED"]
     again = evertrain("runs", "stop", "asked")
     assert again.returncode == 2
