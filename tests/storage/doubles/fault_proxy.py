@@ -165,8 +165,10 @@ class _Connection(socketserver.BaseRequestHandler):
 
     def has_hung_up(self) -> bool:
         """Whether the server does before the next request comes, which it would not get."""
-        ready, _, _ = select.select([self.request, self.upstream], [], [])
-        return self.upstream in ready
+        polled = select.poll()
+        for end in (self.request, self.upstream):
+            polled.register(end, select.POLLIN)
+        return self.upstream.fileno() in dict(polled.poll())
 
     def exchange(self) -> bool:
         """Hand on one request and its answer; whether the connection goes on."""
