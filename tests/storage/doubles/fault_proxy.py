@@ -255,6 +255,7 @@ class _Connection(socketserver.BaseRequestHandler):
                 while piece := source.read1(PIECE_BYTES):
                     if not self.server.silences:
                         to.sendall(piece)
+            with suppress(OSError):
                 to.shutdown(socket.SHUT_RDWR)
 
         back = threading.Thread(target=pump, args=(self.answers, self.request))
