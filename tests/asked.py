@@ -11,19 +11,16 @@ from train_core.stages import EVALUATE, INFER, TRAIN, ArgumentsT, ResultT, Stage
 
 
 def train(driver: Driver) -> TrainResult:
-    """The result of the training."""
     return driver.ask(TRAIN, TRAIN.arguments())
 
 
 def evaluate(
     driver: Driver, checkpoints: list[CheckpointSummary], split: Split
 ) -> list[EvaluationResult]:
-    """The metrics of the checkpoints on a split."""
     return driver.ask(EVALUATE, EVALUATE.arguments(checkpoints=checkpoints, split=split))
 
 
 def infer(driver: Driver, checkpoint: CheckpointSummary, source: str) -> PredictionsResult:
-    """The predictions of a checkpoint."""
     return driver.ask(INFER, INFER.arguments(checkpoint=checkpoint, source=source))
 
 

@@ -111,7 +111,6 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def text(self) -> str:
-        """What can be read on the page."""
         return str(self.run("document.body ? document.body.innerText : ''") or "")
 
     def wait_for_texts(self, *texts: str) -> None:
@@ -140,7 +139,6 @@ class Browser:
         self.run("document.querySelectorAll('*').forEach(one => { one.scrollTop = 0 })")
 
     def picture(self) -> Image.Image:
-        """The window as it is now."""
         shot = self.call("Page.captureScreenshot", format="png")
         return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
 
@@ -158,6 +156,5 @@ class Browser:
 
 
 def save(picture: Image.Image, file: Path) -> None:
-    """Write a picture of a page as a small PNG."""
     few = picture.quantize(COLORS, dither=Image.Dither.NONE)
     few.save(file, optimize=True)

@@ -28,7 +28,6 @@ WHEN = "2026-01-01T00:00:00+00:00"
 
 
 def version(number: int = 1, run: str = "run", model: str = MODEL) -> ModelVersion:
-    """A version of the registered model."""
     return ModelVersion(
         model=model,
         version=number,
@@ -60,7 +59,6 @@ def decision(challenger: ModelVersion | None = None, champion: int = 0, **change
 
 
 def approval(of: Decision, *, is_approved: bool = True) -> Approval:
-    """A person's answer to a decision."""
     return Approval(
         version=of.challenger,
         champion_number=of.champion_number,

@@ -62,7 +62,6 @@ class Growing(Workload[GrowingSettings]):
     class_names = ("no", "yes")
 
     def sources(self) -> Mapping[str, str]:
-        """The whole folder."""
         return {"days": f"{self.settings.data}/*.parquet"}
 
     def dataset(self, split: Split) -> ArrayDataset:
@@ -88,7 +87,6 @@ class Growing(Workload[GrowingSettings]):
         return batch
 
     def model(self) -> nn.Module:
-        """Two linear layers."""
         return nn.Sequential(
             nn.Linear(len(FEATURES), 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2)
         )

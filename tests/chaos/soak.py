@@ -93,7 +93,6 @@ def grown(samples: list[dict[str, float]]) -> dict[str, float]:
 
 
 def drawn(moments: random.Random) -> Fault:
-    """The next fault."""
     return Fault(moments.choice(VICTIMS), "at random", after_s=moments.uniform(1, LONGEST_S))
 
 

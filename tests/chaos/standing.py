@@ -31,12 +31,10 @@ def stand_still(*, leaves_pid: bool = False) -> None:
 
 
 def note_pid(rank: int) -> None:
-    """Leave this process's pid."""
     _note(f"pid-{rank}", str(os.getpid()))
 
 
 def note_step(step: int) -> None:
-    """Leave the newest step that is done."""
     _note("step", str(step))
 
 

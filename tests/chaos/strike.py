@@ -165,7 +165,6 @@ def _strike(
 def victims(
     fault: Fault, flow: subprocess.Popen[str], notes: Path, folder: RunFolder
 ) -> list[psutil.Process]:
-    """The processes that are struck."""
     if fault.victim == "nobody" or flow.poll() is not None:
         return []
     if fault.victim == "the job":

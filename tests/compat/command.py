@@ -91,7 +91,6 @@ class Command:
         return self.process.wait(240)
 
     def log(self) -> str:
-        """What it has shown."""
         return (self.place / "log.txt").read_text()
 
 

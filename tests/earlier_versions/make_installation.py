@@ -96,7 +96,6 @@ def environment() -> dict[str, str]:
 
 
 def evertrain(*arguments: str, **more: str) -> None:
-    """Run a command of that version."""
     command = [sys.executable, "-m", "flows.cli", *arguments]
     subprocess.run(command, cwd=HOME, env=environment() | more, check=True)
 

@@ -25,7 +25,6 @@ class Machine:
     address: str
 
     def command(self, *command: str) -> list[str]:
-        """The command, on that machine."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def processes(self) -> list[psutil.Process]:
@@ -59,7 +58,6 @@ class Network:
         return f"{self._subnet}.1"
 
     def machine(self) -> Machine:
-        """One more machine."""
         number = len(self._machines)
         name = f"{self._name}n{number}"
         machine = Machine(name, f"{self._name}v{number}", f"{self._subnet}.{number + 2}")
@@ -74,7 +72,6 @@ class Network:
         return machine
 
     def processes(self) -> list[psutil.Process]:
-        """All that runs on its machines."""
         return [process for machine in self._machines for process in machine.processes()]
 
     def _open(self) -> None:

@@ -67,7 +67,6 @@ class Node:
         return self.process.poll() is None
 
     def processes(self) -> list[psutil.Process]:
-        """All that runs on it."""
         return self.machine.processes()
 
     def kill(self) -> None:

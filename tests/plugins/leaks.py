@@ -32,7 +32,6 @@ class Belongings:
 
     @classmethod
     def now(cls) -> Self:
-        """Those of this moment."""
         process = psutil.Process()
         return cls(
             frozenset(t for t in threading.enumerate() if not t.name.startswith(_KEPT_THREADS)),

@@ -21,7 +21,6 @@ _PHASES = ("setup", "call", "teardown")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--phases`."""
     parser.addoption("--phases", action="store_true", help="show each file's seconds by phase")
 
 

@@ -61,7 +61,6 @@ def _sentence(name: str, case: Case) -> str:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args()

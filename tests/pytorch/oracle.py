@@ -32,7 +32,6 @@ class Oracle(PlainTraining):
         super().__init__(workload, config, dataset, step_rules=step_rules, device=device)
 
     def run(self) -> Oracle:
-        """Train to the end."""
         for step in range(self.total_steps):
             self.step(step)
             if self.waits_for_metric and (step + 1) % self.steps_per_epoch == 0:

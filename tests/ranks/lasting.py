@@ -83,7 +83,6 @@ class LastingProcesses:
         return self._wait(store, group)
 
     def close(self) -> None:
-        """End them."""
         for one in self._processes:
             one.kill()
         self._processes.clear()

@@ -53,7 +53,6 @@ def save(folder: RunFolder, step: int, attempt: int) -> CheckpointName:
 
 
 def commit(folder: RunFolder, step: int, attempt: int) -> CheckpointName:
-    """A committed checkpoint."""
     name = save(folder, step, attempt)
     RunWriter(folder, attempt).commit(manifest(step, attempt))
     return name

@@ -25,7 +25,6 @@ def tracker_of(
 
 
 def mlflow_of(folder: RunFolder, uri: str) -> MlflowTracker:
-    """The run in MLflow."""
     return MlflowTracker(uri, "tests", tracked_run(folder, folder.record()))
 
 

@@ -204,7 +204,6 @@ class RunBuilder:
     def outcome(
         self, best: CheckpointSummary, test_metrics: dict[str, float | None], **parts: Any
     ) -> None:
-        """Write a report with these parts."""
         write_report(self.folder, best, test_metrics, **parts)
 
 

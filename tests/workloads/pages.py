@@ -10,7 +10,6 @@ EXAMPLES = DOCS / "examples"
 
 
 def blocks_of(page: str) -> list[str]:
-    """The blocks of Python on a page."""
     return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 

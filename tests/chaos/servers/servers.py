@@ -77,7 +77,6 @@ class RealServer(Victim):
         self.url = self._running.enter_context(self._serve(self.port))
 
     def stop(self) -> None:
-        """End it."""
         _signal(self._processes(), signal.SIGCONT)
         self._running.close()
 
@@ -138,8 +137,6 @@ class OwnPrefect(RealServer):
 
 
 class OwnMlflow(RealServer):
-    """An MLflow server."""
-
     def __init__(self, home: Path) -> None:
         super().__init__(partial(mlflow_server, home))
         self.environment = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.port}"}

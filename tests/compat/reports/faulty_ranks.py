@@ -42,7 +42,6 @@ class FaultyTask(FunctionTask):
 
     @property
     def folder(self) -> RunFolder:
-        """The run folder."""
         found = RunFolder.at(self.url)
         found.store = FaultyStore(found.url, self.notes)
         return found

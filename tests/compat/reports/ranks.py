@@ -92,7 +92,6 @@ class Given:
         yield LocalFolder(self.folder)
 
     def place(self) -> str:
-        """Where it is."""
         return str(self.folder)
 
     def clean_up(self) -> None:

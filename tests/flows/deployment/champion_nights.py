@@ -78,7 +78,6 @@ def run_nights(home: Path, data: Path, api: str) -> Site:
 
 
 def main() -> None:
-    """Run them with a server of their own."""
     home = Path(sys.argv[1]).absolute()
     home.mkdir(parents=True)
     server = Server(home, isolated(home))

@@ -163,7 +163,6 @@ def pages_of(home: Path) -> Iterator[Pages]:
 
 
 def main() -> None:
-    """Take the pictures."""
     home, folder = Path(sys.argv[1]).absolute(), Path(sys.argv[2])
     only = sys.argv[3:]
     folder.mkdir(parents=True, exist_ok=True)

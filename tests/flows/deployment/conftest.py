@@ -44,7 +44,6 @@ def server(home: Path, environment: dict[str, str]) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def api(server: Server) -> str:
-    """The API's URL of a Prefect server."""
     return server.url
 
 

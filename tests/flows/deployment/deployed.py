@@ -155,7 +155,6 @@ class Site:
         self.prefect("deploy", "--all", "--prefect-file", str(file), folder=folder)
 
     def schedules(self) -> list[dict[str, Any]]:
-        """The schedules of the deployment `retrain`."""
         url = f"{self._environment['PREFECT_API_URL']}/deployments/name/retrain/retrain"
         found: list[dict[str, Any]] = got(url)["schedules"]
         return found
@@ -171,7 +170,6 @@ class Site:
         self.prefect("deployment", "schedule", "pause", "retrain/retrain", schedule)
 
     def worker(self, pool: str = "evertrain") -> AbstractContextManager[subprocess.Popen[bytes]]:
-        """A worker that waits for runs."""
         command = ("worker", "start", "--pool", pool)
         return running(*command, environment=self._environment, log=self._log)
 
@@ -273,7 +271,6 @@ def wait_for(what: Callable[[], object], home: Path, within_s: float = 150) -> N
 
 
 def flow_runs(api: str, run: str) -> list[dict[str, Any]]:
-    """The flow runs of that name."""
     return filtered(api, "flow_runs", flow_runs={"name": {"any_": [run]}})
 
 

@@ -365,7 +365,6 @@ class FaultProxy(socketserver.ThreadingTCPServer):
         self.server_close()  # waits for the threads of the connections
 
     def cut_off(self) -> None:
-        """End all connections."""
         with self._lock:
             for end in self._open:
                 with suppress(OSError):
