@@ -50,6 +50,7 @@ def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_torchmetrics_is_imported_beside_a_foreign_build(foreign_build: Path) -> None:
     without = python("import torchmetrics", foreign_build)
     assert "operator torchvision::nms does not exist" in without.stderr

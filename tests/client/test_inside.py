@@ -72,6 +72,7 @@ def left_by(script: Path) -> Iterator[psutil.Process]:
 
 
 @pytest.mark.promise("no-driver-inside")
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_ends_with_a_line_and_leaves_nothing_running(
     script: Path,
 ) -> None:
@@ -95,6 +96,7 @@ def test_the_command_ends_with_the_line_too(script: Path) -> None:
     assert list(left_by(script)) == []
 
 
+@pytest.mark.promise("no-driver-inside")
 def test_whatever_imports_the_workload_refuses_it(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ from train_core.policy.champion.gate_decision import Outcome
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.end_status import EndStatus
 from train_core.results import Approval, GateResult, ModelVersion
+from train_core.scoring import gate_evidence
 from train_core.scoring.evaluate import evaluate
 from train_core.storage.coordination.pins import REGISTERED_MODEL, valid_pins
 from train_core.storage.run_folder import RunFolder
@@ -51,6 +52,12 @@ ASKED: dict[str, Any] = {
 }
 STEPS = {"bad": 1, "good": 40, "same": 40}
 """Runs by their names; "same" has the weights of "good"."""
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are is a matter of tests/scoring; all of them take half of the time here."""
+    monkeypatch.setattr(gate_evidence, "NUM_RESAMPLES", 200)
 
 
 @pytest.fixture(scope="module")

@@ -270,6 +270,7 @@ def test_the_history_of_champions_is_told(place: Installation) -> None:
     assert served_by(place) == "monday"
 
 
+@pytest.mark.slow
 def test_the_version_that_waits_is_approved_and_gone_back_from(place: Installation) -> None:
     where = ("--storage", place.storage, "--tracking-uri", place.tracking_uri)
     assert main(["approve", MODEL, "4", *ANSWER, *where]) == 0

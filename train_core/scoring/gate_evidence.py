@@ -89,7 +89,14 @@ def measure(
         why = str(error).partition("\n")[0]
         _log.warning("%s and the champion cannot be compared: %s", challenger.address, why)
         return Measured(name, order, comparison, replace(evidence, failure=why))
-    found = improvement(before, now, order, confidence=options.gate_confidence, seed=config.seed)
+    found = improvement(
+        before,
+        now,
+        order,
+        confidence=options.gate_confidence,
+        seed=config.seed,
+        num_resamples=NUM_RESAMPLES,
+    )
     comparison = comparison.model_copy(
         update={"num_resamples": NUM_RESAMPLES, "mcnemar": mcnemar(old.rows, new.rows)}
     )

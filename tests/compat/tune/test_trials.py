@@ -36,6 +36,7 @@ def telling_who_has_the_run(made: type[Trial]) -> type[Trial]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.promise("tune-trials", "tune-stopped")
+@pytest.mark.slow
 def test_trials_are_runs_on_tunes_ray_and_who_is_stopped_is_shown_so(
     search: Callable[..., Any], runs: Callable[[], dict[str, RunFolder]], tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_signal_gets_a_last_checkpoint_and_an_orderly_end(stopped: Stopped) ->
 
 
 @pytest.mark.promise("stop", "exact-pipeline")
+@pytest.mark.slow
 def test_a_run_that_was_stopped_and_then_killed_goes_on_to_the_same_end(
     stopped: Stopped,
     undisturbed: str,

@@ -72,6 +72,7 @@ def check_whole(folder: RunFolder) -> list[int]:
 
 @pytest.mark.promise("killed-save")
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_a_training_that_is_killed_anywhere_goes_on_from_the_old_state_or_the_new(
     in_memory: Path, reference: str
 ) -> None:
