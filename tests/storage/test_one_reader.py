@@ -54,7 +54,7 @@ PARSERS = {
     ("train_core/rank/distributed/stop_requests.py", "StopRequest.model_validate_json"),
     ("train_core/driver/pipe_transport.py", "json.loads"),
     ("train_core/functions/reports/channel.py", "json.loads"),
-    ("train_core/functions/reports/committer.py", "Entry.model_validate_json"),
+    ("train_core/functions/reports/committer.py", "json.loads"),
     # What Ray's dashboard says of a job.
     ("train_core/client/carriers/ray_jobs.py", "_JobInfo.model_validate_json"),
     # What was written a line before.
