@@ -21,6 +21,8 @@ pytest.importorskip("ray.tune")
 from ray import tune
 from ray.tune.error import TuneError
 
+from tests.compat.tune.watch import Watch
+
 
 class Strike(tune.Callback):
     """Does something once, after the first trial's second report."""
@@ -43,21 +45,19 @@ class Strike(tune.Callback):
 def test_a_trial_whose_process_is_killed_goes_on_with_its_run(
     search: Callable[..., Any], runs: Callable[[], dict[str, RunFolder]]
 ) -> None:
-    strike = Strike(lambda result: os.kill(result["pid"], signal.SIGKILL))
+    strike, watch = Strike(lambda result: os.kill(result["pid"], signal.SIGKILL)), Watch()
     results = search(
         {},
         run_config={
-            "callbacks": [strike],
+            "callbacks": [strike, watch],
             "failure_config": tune.FailureConfig(max_failures=1),
         },
         epochs=5,
     )
     assert strike.has_struck
     assert not results.errors
-    (result,) = results
-    steps = list(result.metrics_dataframe["evertrain/step"])
     # Tune goes on from the newest checkpoint that it has: it may have one less than reports.
-    assert list(dict.fromkeys(steps)) == [4, 8, 12, 16, 20]
+    assert list(dict.fromkeys(watch.steps)) == [4, 8, 12, 16, 20]
     (folder,) = runs().values()
     assert lease.newest_attempt(folder.store) == 2
     newest = folder.newest()

@@ -18,6 +18,8 @@ pytest.importorskip("ray.tune")
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
+from tests.compat.tune.watch import Watch
+
 
 class PauseOnce(FIFOScheduler):
     """Pauses a trial at its second report, once, and goes on with it as soon as there is room."""
@@ -55,18 +57,18 @@ def test_a_trial_that_runs_again_before_its_run_is_saved_waits_for_it(
     search: Callable[..., Any], runs: Callable[[], dict[str, RunFolder]], tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    callback = OpenLater(gate)
+    callback, watch = OpenLater(gate), Watch()
     results = search(
         {"settings.gate": str(gate)},
-        run_config={"callbacks": [callback]},
+        run_config={"callbacks": [callback, watch]},
         tune_config={"scheduler": PauseOnce(gate)},
         epochs=5,
     )
     assert not results.errors
     assert callback.starts == 2
     (result,) = results
-    assert list(result.metrics_dataframe["evertrain/step"]) == [4, 8, 12, 16, 20]
-    assert list(result.metrics_dataframe["training_iteration"]) == [1, 2, 3, 4, 5]
+    assert watch.steps == [4, 8, 12, 16, 20]
+    assert result.metrics["training_iteration"] == 5
     # One run, which has gone on.
     (folder,) = runs().values()
     assert lease.newest_attempt(folder.store) == 2

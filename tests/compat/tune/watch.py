@@ -15,6 +15,9 @@ class Watch(tune.Callback):
     def __init__(self) -> None:
         self.most_running = self.most_groups = 0
         self.heads: set[int] = set()
+        self.steps: list[int] = []
+        """What Tune was told, of a search of one trial: the log of a trial that begins anew is the
+        one that Tune has stored last, and may lack results."""
 
     def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
         running = sum(one.status == "RUNNING" and one.last_result != {} for one in trials)
@@ -23,6 +26,7 @@ class Watch(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: Any, trial: Any, result: Any, **_: Any
     ) -> None:
+        self.steps.append(result["evertrain/step"])
         groups = [one for one in placement_group_table().values() if one["state"] == "CREATED"]
         self.most_groups = max(self.most_groups, len(groups))
         for process in psutil.process_iter(["name"]):
