@@ -91,6 +91,31 @@ def test_every_value_is_the_tables_own(column: pa.ChunkedArray) -> None:
 
 
 @pytest.mark.promise("any-column")
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[], [[1]], [[1, 2], [3, 4]], [[], [1]], None],
+        [[[[1]], []], [[[1], [2]]], [[[3, 4]], [[]], [[5]]], []],
+        [[[[1], [2, 3]], [[4], [5]]], [[[6], [7]], [[], []]]],
+    ],
+)
+def test_a_row_of_lists_of_lists_is_alone_what_it_is_beside_others(rows: list[Any]) -> None:
+    table = pa.table({"x": rows})
+    whole = columns_of(table)
+    forms = forms_of(whole)
+    for number, beside_others in enumerate(whole["x"]):
+        (alone,) = columns_of(table.slice(number, 1), forms)["x"]
+        assert structure(alone) == structure(beside_others)
+
+
+def structure(value: Any) -> Any:
+    """The type and the shape of each array in an array."""
+    if not isinstance(value, np.ndarray):
+        return type(value)
+    return value.dtype, value.shape, list(map(structure, value))
+
+
+@pytest.mark.promise("any-column")
 @given(columns(), st.data())
 def test_rows_have_the_same_values_whatever_they_are_read_with(
     column: pa.ChunkedArray, data: st.DataObject

@@ -84,6 +84,17 @@ def is_ragged(form: str) -> bool:
     return form == LISTS or form.startswith(_LISTS)
 
 
+def form_within(form: str, depth: int) -> str:
+    """The form of what the lists or arrays of a form hold, in which there are `depth` more levels.
+
+    `arrays of ` is said once of all levels that are dimensions of one array.
+    """
+    if form.startswith(_ARRAYS):
+        inner = form.removeprefix(_ARRAYS)
+        return form if depth > inner.count(_ARRAYS) + inner.count(_LISTS) else inner
+    return form.removeprefix(_LISTS) if form.startswith(_LISTS) else ""
+
+
 def kind_of(form: str) -> str:
     """What a form holds, in a word: `int64` and `float32` are both numbers."""
     if form.startswith((_ARRAYS, _LISTS)):

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from train_core.datasets.faulty_files import naming
 from train_core.datasets.files import DataFile, bytes_of
-from train_core.datasets.forms import TEXTS, Array, Forms, is_ragged, like, objects
+from train_core.datasets.forms import TEXTS, Array, Forms, form_within, is_ragged, like, objects
 from train_core.errors import DataError
 from train_core.policy.logins import hide_logins
 
@@ -66,7 +66,7 @@ def columns_of(table: pa.Table, forms: Forms | None = None) -> dict[str, Array]:
     found = {}
     for name in table.column_names:
         form = forms.get(name, "")
-        found[name] = like(_array(table[name], stays=is_ragged(form)), form, name)
+        found[name] = like(_array(table[name], form), form, name)
     return found
 
 
@@ -131,17 +131,17 @@ def _read_csv(data: bytes, delimiter: str, texts: Iterable[str]) -> pa.Table:
     )
 
 
-def _array(column: pa.ChunkedArray, *, stays: bool = False) -> Array:
+def _array(column: pa.ChunkedArray, form: str = "") -> Array:
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
-        return _array(column.cast(kind.storage_type), stays=stays)
+        return _array(column.cast(kind.storage_type), form)
     if pa.types.is_run_end_encoded(kind):
         return _array(pa.chunked_array(map(pc.run_end_decode, column.chunks), kind.value_type))
     if pa.types.is_dictionary(kind):
         # pyarrow's own conversion gives a null the first category.
         return _array(column.cast(kind.value_type))
     if _is_list(kind):
-        return _lists(column, stays=stays)
+        return _lists(column, form)
     if pa.types.is_integer(kind) and column.null_count:
         least, most = pc.min_max(column).values()
         if (most.as_py() or 0) > _EXACT or (least.as_py() or 0) < -_EXACT:
@@ -159,12 +159,15 @@ def _is_list(kind: pa.DataType) -> bool:
     )
 
 
-def _lists(column: pa.ChunkedArray, *, stays: bool) -> Array:
-    """Lists of one length as a further dimension; others, or if it stays so, an array for each."""
+def _lists(column: pa.ChunkedArray, form: str) -> Array:
+    """Lists of one length as a further dimension; others, or those of the form, an array each."""
     lists = column.cast(pa.large_list(column.type.value_type))
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    values = _array(pc.list_flatten(lists))
-    if not stays and not lists.null_count and len(set(lengths.tolist())) <= 1:
+    depth, kind = 0, lists.type.value_type
+    while _is_list(kind):
+        depth, kind = depth + 1, kind.value_type
+    values = _array(pc.list_flatten(lists), form_within(form, depth))
+    if not is_ragged(form) and not lists.null_count and len(set(lengths.tolist())) <= 1:
         fixed = pa.types.is_fixed_size_list(column.type)
         length = column.type.list_size if fixed else int(lengths[0]) if len(lengths) else 0
         return values.reshape(len(lengths), length, *values.shape[1:])
