@@ -91,8 +91,8 @@ def test_a_workload_that_is_right_is_tried_in_all_and_nothing_is_said_of_it() ->
         (odd.NoColumn, "predictions", False, "'list', 'mean' of predictions() is no tensor"),
         (odd.Unnamed, "predictions", False, "give the class of each sample as `prediction`"),
         (odd.Reserved, "predictions", False, "a column 'id', which files of predictions"),
-        (odd.FewClasses, "predictions", False, "each of 1 class_names"),
-        (odd.SoftTargets, "predictions", False, "each of 2 class_names"),
+        (odd.FewClasses, "predictions", False, "With 1 class_names"),
+        (odd.SoftTargets, "predictions", False, "With 2 class_names"),
         (odd.NoPredictions, "predictions", False, "predictions() is not written"),
     ],
 )

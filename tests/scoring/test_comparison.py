@@ -398,14 +398,14 @@ def test_the_same_seed_gives_the_same_interval_to_the_bit() -> None:
 def test_of_one_row_or_of_no_number_there_is_no_interval() -> None:
     one = (torch.rand(1), torch.rand(1))
     alone = row_metric(MeanSquaredError, one)
-    assert improvement(alone, alone, "min", confidence=0.9, seed=0) is None
+    assert improvement(alone, alone, "min", confidence=0.9, seed=0, num_resamples=50) is None
 
     class Nowhere(MeanMetric):
         def compute(self) -> Tensor:
             return torch.tensor(math.inf)
 
     far = row_metric(Nowhere, (torch.rand(4), torch.rand(4)))
-    assert improvement(far, far, "min", confidence=0.9, seed=0) is None
+    assert improvement(far, far, "min", confidence=0.9, seed=0, num_resamples=50) is None
 
 
 @pytest.mark.promise("gate-interval")

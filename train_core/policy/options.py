@@ -36,12 +36,12 @@ class Options(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
-        """As pydantic takes True for 1."""
+    def _refuse_bools(cls, value: object, info: ValidationInfo) -> object:
+        """Pydantic would take True for 1."""
         assert info.field_name, "it is of a field"
         annotation = cls.model_fields[info.field_name].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-            raise ValueError(f"{value} is a truth value, and none is expected here")
+            raise ValueError(f"{value} is a bool, which this parameter never is")
         return value
 
 

@@ -222,9 +222,9 @@ def try_scores(
             update_prediction_metric(name, metric, range(len(rows)), predicted, batch)
     except Exception as error:  # noqa: BLE001 (of a user's code)
         yield _of_predictions(
-            f"an evaluation cannot count the predictions of each of {len(workload.class_names)} "
-            f"class_names: {raised(error)}. Give `prediction` and the batch's `targets` as "
-            "numbers of classes, or leave class_names out"
+            f"an evaluation cannot compare the predictions with the targets: {raised(error)}. With "
+            f"{len(workload.class_names)} class_names, `prediction` and the batch's `targets` are "
+            "numbers of classes; without any, no confusion matrix is made"
         )
 
 

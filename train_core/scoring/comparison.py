@@ -27,7 +27,6 @@ from train_core.policy.checkpoints.selection import Order
 from train_core.results import McNemar
 from train_core.scoring.row_sums import RowSums
 
-NUM_RESAMPLES = 2000
 _RESAMPLED_ROWS = 2**20
 """How many rows of resamples are in memory at once, of 8 bytes each, or else one resample."""
 _TOLD_EVERY_S = 10.0
@@ -170,7 +169,7 @@ def improvement(
     *,
     confidence: float,
     seed: int,
-    num_resamples: int = NUM_RESAMPLES,
+    num_resamples: int,
 ) -> Improvement | None:
     """By how much the challenger is better, with a paired bootstrap's percentile interval.
 

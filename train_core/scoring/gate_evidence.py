@@ -21,7 +21,6 @@ from train_core.rank.data.recorded_workload import load_recorded
 from train_core.rank.metrics.evaluation_loop import merge, split_metrics
 from train_core.results import ChampionEntry, Comparison, ModelVersion
 from train_core.scoring.comparison import (
-    NUM_RESAMPLES,
     RowMetric,
     RowScores,
     improvement,
@@ -35,6 +34,8 @@ from train_core.scoring.gate_rows import Model, Rows
 from train_core.storage.records.journal import finite
 from train_core.storage.run_folder import RunFolder
 
+NUM_RESAMPLES = 2000
+"""Of the rows, by which the gate finds the interval of an improvement."""
 _log = logging.getLogger("train_core.driver")
 
 

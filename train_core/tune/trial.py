@@ -39,9 +39,11 @@ from train_core.tune.references import TuneCheckpoint
 STEP, RUN, CHECKPOINT = "evertrain/step", "evertrain/run", "evertrain/checkpoint"
 """What a result has beside the metrics: the optimizer steps, the run's address, a name in it."""
 _LOG = "evertrain.log"
-_SAVING_S, _POLL_S = 60.0, 0.2
-"""How long a process of the trial's before may take to end, beside `grace_s`, and a driver to have
-the run; how often to look."""
+_SAVING_S = 60.0
+"""How long an earlier process of the trial may take to end, beside `grace_s`."""
+_PREPARING_S = 60.0
+"""How long the driver of a trial that is ended may take until it has the run."""
+_POLL_S = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -223,7 +225,7 @@ class TrialTraining:
     def _note_who_stops(self, driver: Driver) -> None:
         try:
             # IMPORTANT: until then the run may be another process's, which is not Tune's to end.
-            driver.prepared(_SAVING_S)
+            driver.prepared(_PREPARING_S)
             if lease.holder_of(self.folder.store):
                 attempt = lease.newest_attempt(self.folder.store)
                 ask_to_stop(self.folder.store, attempt, "Ray Tune ends the trial", SCHEDULER)

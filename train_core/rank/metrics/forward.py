@@ -36,7 +36,11 @@ def predict(
 
 
 def predictions_of(workload: Workload[Any], outputs: Any) -> Mapping[str, Tensor]:
-    """What the workload predicts, as columns. Raises WorkloadError for what has no good names."""
+    """What the workload predicts, as columns.
+
+    Raises WorkloadError for what is no columns by name, for a name that is taken, and for a
+    classifier without `prediction`.
+    """
     columns = workload.predictions(outputs)
     if not isinstance(columns, Mapping) or not columns:
         raise WorkloadError(

@@ -229,7 +229,7 @@ def update_prediction_metric(
 ) -> None:
     """Add the samples of a batch to the metric of that name of `prediction_metrics`.
 
-    Raises WorkloadError for targets that are no classes.
+    Raises WorkloadError for targets that are no numbers of classes.
     """
     if name == SCORES:
         metric.update(samples, predicted, batch)
@@ -237,7 +237,9 @@ def update_prediction_metric(
     targets = batch["targets"]
     # torchmetrics cuts off what is behind the point.
     if targets.is_floating_point() and bool((targets != targets.round()).any()):
-        raise WorkloadError("the targets of a classifier, which has class_names, are no classes")
+        raise WorkloadError(
+            "the targets of a classifier, which has class_names, are no numbers of classes"
+        )
     metric.update(predicted["prediction"], targets)
 
 
