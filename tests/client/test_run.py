@@ -10,6 +10,7 @@ import pytest
 
 from tests.client.grown import ACCURACY, commit, create, grow
 from train_core import Run, fork_run, open_run, run_status, stop_run, verify_run
+from train_core.client.scoring import check_output
 from train_core.errors import ConfigError
 from train_core.storage.records.journal import Entry
 from train_core.storage.run_folder import Commit, RunFolder
@@ -203,3 +204,12 @@ def test_the_functions_that_take_a_run_take_it_as_it_was_opened(run: Run) -> Non
     assert fork.latest().metrics == run.at(4).metrics
     RunWriter(run.folder, 1).delete_run()
     assert list(fork.metrics.index) == [1, 2, 3, 4]
+
+
+def test_a_folder_that_has_files_is_no_output_of_an_inference(tmp_path: Path) -> None:
+    output = tmp_path / "scored"
+    output.mkdir()
+    (output / "part-00000.parquet").touch()
+    with pytest.raises(ConfigError, match=rf"output {output} is not empty \(part-00000\.parquet\)"):
+        check_output(str(output))
+    check_output(str(tmp_path / "new"))

@@ -36,7 +36,7 @@ def run_pytest(folder: Path, tests: str, processes: str) -> subprocess.Completed
     )
 
 
-@pytest.mark.parametrize("processes", [slow("0"), "1"])
+@pytest.mark.parametrize("processes", ["0", slow("1")])
 def test_the_last_lines_name_the_test_its_log_and_the_command(
     processes: str, tmp_path: Path
 ) -> None:

@@ -213,7 +213,7 @@ class Kill:
 
 
 @pytest.mark.promise("mirror")
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [17, slow(1)])
 def test_who_dies_between_two_verbs_leaves_what_the_next_one_completes(
     whole: RunBuilder, kind: Kind, every: int
 ) -> None:
@@ -389,6 +389,7 @@ def test_a_tracker_that_hangs_keeps_nobody_waiting(run: RunBuilder, kind: Kind) 
     assert kind.content(uri) == kind.content(expected)
 
 
+@HOW_IT_IS_FOLLOWED
 def test_what_a_tracker_refuses_is_told_and_hides_no_other_result(
     whole: RunBuilder, kind: Kind
 ) -> None:

@@ -15,6 +15,7 @@ import ray
 from tests.rank.alone import create, run
 from tests.rank.digests import digest_of_training
 from tests.ranks.ray_processes import workers_of
+from tests.waiting import wait_for
 from train_core import TrainConfig
 from train_core.cluster.pool import WorkerPool
 from train_core.config import LOCAL
@@ -134,8 +135,10 @@ def test_a_death_is_lost_and_the_others_live_on_for_the_next_attempt(
     assert outcome.ended is Ended.LOST
     assert isinstance(outcome.error, ConnectionError)
     assert "rank 1 died" in str(outcome.error)
-    gone, alive = psutil.wait_procs(seen, timeout=10)
-    assert (len(gone), len(alive)) == (1, 1)
+    assert len(seen) == 2
+    wait_for(lambda: psutil.wait_procs(seen, timeout=0)[0], 10)
+    _, alive = psutil.wait_procs(seen, timeout=0)
+    assert len(alive) == 1
     assert not launcher.run(attempt(folder, 2, **mortal)).error
     assert set(alive) < set(ranks())
     assert digest_of_training(folder) == undisturbed
