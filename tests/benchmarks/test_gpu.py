@@ -74,6 +74,7 @@ def test_a_quick_run_on_a_cpu_has_every_figure_and_cleans_up(tmp_path: Path) -> 
     assert not list(storage.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     find_spec("transformers") is not None,
     reason="torchmetrics imports Transformers where they are installed, which import sklearn",

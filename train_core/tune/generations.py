@@ -20,8 +20,6 @@ from train_core.storage.run_folder import RunFolder
 from train_core.tune.references import TuneCheckpoint
 
 _MOST_CHARS = 90
-_NOTHING = "nothing"
-"""What a run begins with whose trial was given a checkpoint of Tune's without weights."""
 _PREFIXED = re.compile(r"([0-9a-f]{4,8})_\d{5}")
 """The id of a trial whose search gives all of its trials one beginning."""
 
@@ -64,35 +62,38 @@ def choose(
 ) -> Generation:
     """The run that the trial is at with these parameters, from that checkpoint of Tune's.
 
-    Raises ConfigError if the checkpoint is deleted, or if another trial has none yet, and
-    CheckpointError if it is another one.
+    Raises ConfigError if the checkpoint is deleted, or if a run is to begin with weights that were
+    not reported yet, and CheckpointError if it is another one.
     """
-    if reference is not None and not reference.name and reference.trial != trial:
-        raise ConfigError(
-            f"trial {trial} is to go on as trial {reference.trial}, which has no checkpoint yet: "
-            "let a scheduler copy trials no sooner than they have one (perturbation_interval), or "
-            "report one with each report, or validate and save in the same epochs"
-        )
     digest = _digest(asked)
     known = _existing(storage, experiment, trial)
     for folder, search in reversed(known):
         is_own = reference is not None and reference.run == folder.url
-        is_begun_so = reference is None or search.begins_with == (reference.digest or _NOTHING)
+        is_begun_so = reference is None or bool(
+            reference.digest and reference.digest == search.begins_with
+        )
         if search.asked == digest and (is_own or is_begun_so):
             record = folder.record()
             config = _continued(asked, search, record.config.init_from)
             after = reference.step if reference and is_own else 0
             return Generation(folder.name, config, search, after)
+    if reference is not None and not reference.name:
+        raise ConfigError(
+            f"trial {trial} is to begin a run as trial {reference.trial}, which has no checkpoint "
+            "yet: let a scheduler copy trials no sooner than they have one "
+            "(perturbation_interval), or report one with each report, or validate and save in the "
+            "same epochs"
+        )
     search = SearchTrial(
         search=search_name(experiment, trial),
         trial=trial,
         generation=len(known) + 1,
         asked=digest,
-        begins_with="" if reference is None else reference.digest or _NOTHING,
+        begins_with=reference.digest if reference else "",
         epochs_before=reference.epochs if reference else 0,
         steps_before=reference.steps if reference else 0,
     )
-    origin = reference.checkpoint().uri if reference and reference.name else ""
+    origin = reference.checkpoint().uri if reference else ""
     config = _continued(asked, search, origin)
     name = run_name(experiment, trial, search.generation)
     return Generation(name, config, search, after=0)
@@ -111,7 +112,7 @@ def _existing(storage: str, experiment: str, trial: str) -> list[tuple[RunFolder
 
 def _continued(asked: TrainConfig, search: SearchTrial, init_from: str) -> TrainConfig:
     """The parameters of a run that goes on with a trial's weights: it trains what is left."""
-    if search.begins_with in ("", _NOTHING):
+    if not search.begins_with:
         return asked
     changed: dict[str, Any] = {"init_from": init_from}
     if asked.has_effect("epochs"):

@@ -122,6 +122,9 @@ def test_a_trial_is_not_copied_before_it_has_a_checkpoint(tmp_path: Path) -> Non
     assert begin(tmp_path, "ab12c_00001", later).search.begins_with == whole.digest
     # Its own runs are found from such a report, too; and another run's are no part of this one.
     assert begin(tmp_path, "ab12c_00000", reported).after == 9
+    # With other parameters it would begin from nothing.
+    with pytest.raises(ConfigError, match="trial ab12c_00000, which has no checkpoint yet"):
+        begin(tmp_path, "ab12c_00000", reported, seed=1)
     elsewhere = reported.model_copy(update={"run": f"{folder.url}-g2"})
     assert elsewhere.with_checkpoint_of(whole) == elsewhere
 
