@@ -17,6 +17,8 @@ from train_core.storage.run_folder import RunFolder
 
 _RUN = "evertrain/run"
 """The result of a trial that is the address of its run."""
+_DONE = "done"
+"""Whether Tune has ended the trial, by what it gave, a scheduler or a stop criterion."""
 
 
 class Results(Protocol):
@@ -24,6 +26,12 @@ class Results(Protocol):
 
     def get_best_result(self, metric: str | None = None, mode: str | None = None) -> Any:
         """The best trial's."""
+
+    def __len__(self) -> int:
+        """How many trials there are."""
+
+    def __getitem__(self, number: int) -> Any:
+        """A trial's."""
 
 
 def retrain_best(
@@ -41,8 +49,8 @@ def retrain_best(
     scheduler has stopped is trained to its end first. `parameters` are those of the retrain flow
     that may change in a run, as `infer_input`, `registered_model` or `gate`.
 
-    Raises ConfigError if there is no such search, or no trial of it that was measured, and as the
-    retrain flow.
+    Raises ConfigError if there is no such search, or no trial of it that was measured, if the
+    results are those of a search that ended before its trials, and as the retrain flow.
 
     >>> retrain_best(tuner.fit(), infer_input="s3://bucket/new")  # doctest: +SKIP
     """
@@ -65,10 +73,28 @@ def retrain_best(
                 "train_core.tune.trainable's, or has reported nothing"
             )
         folder = RunFolder.at(best.metrics[_RUN])
+        _check_ended(search, folder)
     asked = recorded_parameters(folder)
     # A trial asks for no gate, so that nothing is recorded of one.
     asked.pop("gate", None)
-    return retrain(RetrainParameters(**{**asked, **parameters}))
+    return retrain(RetrainParameters.of(**{**asked, **parameters}))
+
+
+def _check_ended(search: Results, best: RunFolder) -> None:
+    """Raise ConfigError if trials were under way when the search ended, as by Ctrl-C.
+
+    Tune gives the results then, too, and a program goes on with what nobody may have chosen yet.
+    """
+    results = [search[number] for number in range(len(search))]
+    under_way = [one for one in results if one.error is None and not (one.metrics or {}).get(_DONE)]
+    if under_way:
+        name = best.record().search
+        raise ConfigError(
+            f"{len(under_way)} of {len(results)} trials were under way when the search ended, by "
+            "Ctrl-C or time_budget_s: Tuner.restore goes on with them, and "
+            f"retrain_best({name.search if name else best.name!r}, storage={best.storage!r}) takes "
+            "the best one as they are"
+        )
 
 
 def _best_of(search: str, storage: str) -> RunFolder:

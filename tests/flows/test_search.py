@@ -36,3 +36,5 @@ def test_the_best_run_of_a_search_is_that_with_the_best_monitored_metric(tmp_pat
     alone.create(begun, TrainConfig(**asked, **lowest), search=trial)
     with pytest.raises(ConfigError, match="no trial of search 'other' has a value"):
         retrain_best("other", storage=storage)
+    with pytest.raises(ConfigError, match="infr_input: Extra inputs are not permitted"):
+        retrain_best("lr", storage=storage, infr_input="new")

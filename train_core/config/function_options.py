@@ -76,6 +76,11 @@ class FunctionOptions(Options):
         if not function:
             return given
         if not given.get("predictor"):
+            if given.get("workload") not in (None, "", function):
+                raise ValueError(
+                    f"workload {given['workload']!r} and training function {function!r} were "
+                    "given: give one, or a predictor, too, which needs both"
+                )
             return given | {"workload": function}
         if not given.get("workload"):
             raise ValueError(

@@ -20,6 +20,7 @@ from train_core.policy.logins import hide_logins
 from train_core.policy.options import Options, may_change
 from train_core.policy.samples.steps import StepPlan
 from train_core.policy.stop_reasons import LengthOptions, MonitorOptions, StopLimits
+from train_core.text.shown_text import shown_value
 
 _GroupT = TypeVar("_GroupT", bound=Options)
 
@@ -96,9 +97,14 @@ class TrainConfig(
         try:
             return cls(**asked)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
+            found = error.errors(include_url=False)
+            # A function's name is the workload's, too.
+            first = next((one for one in found if {*one["loc"]} & asked.keys()), found[0])
             place = "".join(f"{part}: " for part in first["loc"])
-            raise ConfigError(place + first["msg"].removeprefix("Value error, ")) from error
+            # The variables of a runtime environment may be secrets.
+            is_shown = place and "runtime_env" not in first["loc"]
+            given = f", got {shown_value(first['input'])}" if is_shown else ""
+            raise ConfigError(place + first["msg"].removeprefix("Value error, ") + given) from error
 
     @property
     def ranks_unmeasured(self) -> bool:

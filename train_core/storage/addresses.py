@@ -63,7 +63,7 @@ def find(what: str, storage: str) -> tuple[RunFolder, CheckpointName | None]:
             )
     raise ConfigError(
         f"there is no run {run!r}, neither as an address nor in {storage}: "
-        "see `evertrain runs list`"
+        "see `evertrain runs list`, with --trials for those of a search"
     )
 
 

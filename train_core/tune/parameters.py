@@ -38,8 +38,8 @@ def of_trial(asked: Mapping[str, Any], trial: Mapping[str, Any]) -> TrainConfig:
     config = TrainConfig.of(**{name: _plain(value) for name, value in found.items()})
     if config.ray_address != "local":
         raise ConfigError(
-            f"ray_address is {config.ray_address!r}: a trial trains on the Ray of its search. "
-            "Leave it out, and give the address to ray.init before the search"
+            f"ray_address: a trial trains on the Ray of its search: leave {config.ray_address!r} "
+            "out, and give the address to ray.init before the search"
         )
     if config.min_workers:
         raise ConfigError(

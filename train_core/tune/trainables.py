@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from train_core.config import TrainConfig
 from train_core.errors import ConfigError
 from train_core.requests import DEFAULT_EXPERIMENT
 from train_core.storage.addresses import absolute
@@ -31,8 +30,9 @@ def trainable(
     those that a trial draws, as `settings.learning_rate`, and may have any of them.
 
     The runs are in `storage`, which is EVERTRAIN_STORAGE or .evertrain/runs by default; with a
-    `tracking_uri`, they are mirrored to MLflow. Raises ConfigError for a parameter that is unknown,
-    and for a storage with a password; a wrong value ends each trial that has it.
+    `tracking_uri`, they are mirrored to MLflow. Raises ConfigError for a parameter that is unknown
+    or has a wrong value, and for a storage with a password; a wrong value of `param_space` ends
+    each trial that has it.
 
     >>> from ray import tune
     >>> from train_core.tune import trainable
@@ -54,10 +54,12 @@ def trainable(
             "storage: an address with a password would be among Tune's results: leave it out, and "
             "give the storage's client its credentials in the environment"
         )
-    # What a trial adds may be needed: these are checked with it.
-    unknown = sorted(parameters.keys() - TrainConfig.model_fields.keys())
-    if unknown:
+    try:
         of_trial(asked, {})
+    except ConfigError as error:
+        # What is wrong with several of them together may be right with what a trial adds.
+        if len(named) > 1 or str(error).startswith(tuple(f"{name}: " for name in asked)):
+            raise
     name = str(asked[named[-1]]).rpartition(":")[2]
     return type(
         name,

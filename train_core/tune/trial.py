@@ -115,8 +115,10 @@ class Trial(Trainable):
         self._reference = TuneCheckpoint.read(checkpoint)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Refuse `reuse_actors`: Tune would end no trial before its process is used again."""
-        return False
+        """End the training: with `reuse_actors` another trial has this process from now on."""
+        self._end()
+        self._reference = None
+        return True
 
     def cleanup(self) -> None:
         """End the training, which is saved: Tune has stopped it, if it had not come to its end."""

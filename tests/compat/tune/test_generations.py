@@ -14,7 +14,7 @@ from train_core.rank.checkpoint.init_from import InitialState
 from train_core.storage.addresses import find_checkpoint
 from train_core.storage.records.run_record import Origin
 from train_core.storage.run_folder import RunFolder
-from train_core.tune import TuneCheckpoint
+from train_core.tune import TuneCheckpoint, trainable
 from train_core.tune.generations import Generation, choose, run_name, search_name
 from train_core.tune.parameters import of_trial, places_of
 
@@ -144,6 +144,31 @@ def test_two_searches_of_one_name_have_other_runs() -> None:
     assert run_name("lr", "99fff_00003", 2) == "lr-99fff-00003-g2"
     # Other search algorithms give each trial an id of its own.
     assert run_name("my search/1", "5f0e99ab", 1) == "my-search-1-5f0e99ab"
+
+
+@pytest.mark.promise("tune-trials")
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"epochs": "many"}, "epochs: Input should be a valid integer.*, got 'many'"),
+        ({"epocs": 3}, "epocs: Extra inputs are not permitted, got 3"),
+        ({"ray_address": "auto"}, "ray_address: a trial trains on the Ray of its search"),
+        ({"num_workers": 2, "min_workers": 1}, "min_workers: a trial has as many workers"),
+        ({"train_fn": "functions:train"}, "workload 'my:Mine' and training function"),
+        ({"train_fn": print}, "train_fn: Input should be a valid string, got <built-in"),
+    ],
+)
+def test_what_is_wrong_for_all_trials_is_refused_before_the_search(
+    asked: dict[str, Any], told: str
+) -> None:
+    workload = "" if callable(asked.get("train_fn")) else "my:Mine"
+    with pytest.raises(ConfigError, match=told):
+        trainable(workload, **asked)
+
+
+def test_what_a_trial_adds_may_be_needed() -> None:
+    assert trainable(train_loop_config={"lr": 0.1}, trainer="functions:trainer").asked
+    assert trainable("my:Mine", num_workers=2, num_shards=3).asked
 
 
 @pytest.mark.promise("tune-trials")

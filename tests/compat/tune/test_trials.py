@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from evertrain_flows.search import retrain_best
 from train_core import list_runs
 from train_core.client.checkpoint import Checkpoint
+from train_core.errors import ConfigError
 from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 from train_core.tune import TuneCheckpoint
@@ -79,6 +81,55 @@ def test_trials_are_runs_on_tunes_ray_and_who_is_stopped_is_shown_so(
     # All reports reached Tune, each with a checkpoint.
     assert list(finished.metrics_dataframe["evertrain/step"]) == [4, 8, 12, 16, 20, 24]
     assert len(finished.best_checkpoints) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.promise("tune-trials")
+def test_trials_may_have_one_process_after_another(
+    search: Callable[..., Any], runs: Callable[[], dict[str, RunFolder]], tmp_path: Path
+) -> None:
+    def stops(trial: str, result: dict[str, Any]) -> bool:
+        return bool(result["validation/score"] == 2)
+
+    results = search(
+        {"settings.score": tune.grid_search([1, 2, 3])},
+        tune_config={"reuse_actors": True, "max_concurrent_trials": 1},
+        run_config={"stop": stops},
+        epochs=4,
+    )
+    assert not results.errors
+    assert len({one.metrics["pid"] for one in results}) == 1
+    assert [one.metrics["validation/score"] for one in results] == [1, 2, 3]
+    assert [one.metrics["training_iteration"] for one in results] == [4, 1, 4]
+    states = [one.state for one in list_runs(str(tmp_path / "runs"))]
+    assert sorted(states) == ["finished", "finished", "stopped by the scheduler"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.promise("tune-best")
+def test_the_best_of_a_search_that_was_broken_off_is_taken_by_name_alone(
+    search: Callable[..., Any],
+) -> None:
+    class BrokenOff(tune.Stopper):
+        """Ends the search with its first result, as Ctrl-C does."""
+
+        has_one = False
+
+        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+            self.has_one = True
+            return False
+
+        def stop_all(self) -> bool:
+            return self.has_one
+
+    results = search(
+        {"settings.score": tune.grid_search([1, 3])}, run_config={"stop": BrokenOff()}, epochs=9
+    )
+    told = r"2 of 2 trials were under way when the search ended.* retrain_best\('search-"
+    with pytest.raises(ConfigError, match=told):
+        retrain_best(results, metric="validation/score", mode="max")
 
 
 @pytest.mark.slow
