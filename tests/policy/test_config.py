@@ -7,6 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from train_core.config import TrainConfig, available_cpus
+from train_core.config.training_options import InitOptions, StepOptions, WorkloadOptions
+from train_core.policy.options import may_change
+from train_core.policy.stop_reasons import MonitorOptions
 
 
 def test_environment_of_workers_is_not_recorded() -> None:
@@ -15,11 +18,37 @@ def test_environment_of_workers_is_not_recorded() -> None:
     assert config.runtime_env["env_vars"] == {"TOKEN": "secret"}
 
 
+@pytest.mark.promise("secrets")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"init_from": "s3://me:hunter2@bucket/run"},
+        {"settings": {"data": ["s3://me:hunter2@bucket/data"]}},
+        {"train_fn": "a:b", "train_loop_config": {"data": {"url": "s3://me:hunter2@bucket/data"}}},
+    ],
+)
+def test_no_login_is_recorded_whichever_parameter_has_it(asked: dict[str, Any]) -> None:
+    told = TrainConfig(**asked).recorded().model_dump_json()
+    assert "s3://***@bucket" in told
+    assert "hunter2" not in told
+
+
 def test_shards_are_recorded_as_they_were_begun() -> None:
     asked = TrainConfig(num_workers=2)
     assert asked.recorded().num_shards == 2
     assert asked.recorded().differences(TrainConfig(num_workers=1)) == {}
     assert asked.recorded().differences(TrainConfig(seed=1)) == {"seed": (0, 1)}
+
+
+@pytest.mark.promise("no-silent-change")
+def test_what_decides_the_numbers_or_the_best_checkpoint_may_not_change_in_a_run() -> None:
+    groups = (WorkloadOptions, InitOptions, StepOptions, MonitorOptions)
+    decide_nothing = {"accept", "rehearse_on", "data_workers"}
+    deciding = {name for group in groups for name in group.model_fields} - decide_nothing
+    deciding |= {"num_shards", "deterministic", "threads_per_worker", "train_fn", "trainer"}
+    changing = {name for name, field in TrainConfig.model_fields.items() if may_change(field)}
+    assert deciding & changing == set()
+    assert decide_nothing <= changing
 
 
 @pytest.mark.parametrize("given", [(2, 4), [2, 4], "2,4", "[2, 4]", "(2,4)"])

@@ -56,6 +56,9 @@ def test_who_gets_anothers_checkpoint_begins_a_run_with_its_weights_and_moments(
     first = begin(tmp_path, "ab12c_00001", None)
     train(tmp_path, first, 1)
     reference = named(donor, "ab12c_00000")
+    # Also with the parameters that it has: its own run has other weights.
+    same = begin(tmp_path, "ab12c_00001", reference)
+    assert (same.run, same.search.begins_with) == ("exp-ab12c-00001-g2", reference.digest)
     second = begin(tmp_path, "ab12c_00001", reference, **{"settings.learning_rate": 0.5})
     assert (first.run, second.run) == ("exp-ab12c-00001", "exp-ab12c-00001-g2")
     assert second.search.begins_with == reference.digest
