@@ -135,6 +135,16 @@ class Tagger(Workload[TaggerSettings]):
         return {"prediction": outputs[:, 0].argmax(-1)}
 
 
+class ByAccuracy(Tagger):
+    """Its rates follow the accuracy, by which its best checkpoint is chosen."""
+
+    monitor = "validation/accuracy"
+    monitor_order = "max"
+
+    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
+        return ReduceLROnPlateau(optimizer, mode="max")
+
+
 class Negative(Tagger):
     """Its weights make no sense."""
 

@@ -79,6 +79,21 @@ def run(folder: RunFolder, attempt: int = 1, **config: Any) -> Progress:
     return Trainer(folder, with_monitor(asked), attempt, Group.current()).run()
 
 
+@pytest.mark.promise("exact-training")
+def test_what_is_drawn_after_the_passes_depends_on_the_step_alone(folder: RunFolder) -> None:
+    """Whatever a rank's last shard has drawn: hooks draw the same on every rank."""
+    config = TrainConfig(workload="tests.rank.tiny:Tiny", batch_size=32)
+    alone.create(folder, config)
+    trainer = Trainer(folder, with_monitor(config), 1, Group.current())
+    drawn = []
+    for step, num_drawn_before in ((0, 0), (0, 5), (1, 0)):
+        torch.rand(num_drawn_before)
+        trainer.learner.apply_gradients(step)
+        drawn.append(float(torch.rand(1)))
+    trainer.close()
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 @pytest.mark.parametrize(("nan_from_step", "raised"), [(-1, None), (3, NotFiniteError)])
 def test_all_that_a_training_starts_has_ended_when_it_returns(
     folder: RunFolder, nan_from_step: int, raised: type[Exception] | None

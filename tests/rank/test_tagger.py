@@ -76,6 +76,13 @@ def test_a_training_is_that_of_plain_pytorch(
     assert [group["lr"] for group in state.optimizer.param_groups] == [0.01 * 0.1, 0.1 * 0.1]
 
 
+def test_a_rate_that_follows_validations_goes_by_the_monitored_metric(tmp_path: Path) -> None:
+    asked = {"monitor": "validation/accuracy", "monitor_order": "max", "epochs": 1}
+    ours = trainer(folder_of(tmp_path), "ByAccuracy", **asked)
+    accuracy = ours.run().metrics["validation/accuracy"]
+    assert ours.learner.schedule.best == accuracy != ours.progress.metrics["validation/loss"]
+
+
 @torch.no_grad()
 def validation_loss(workload: Tagger, model: nn.Module) -> float:
     dataset = load_split(workload, "validation")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import pytest
 
 from tests.scoring.tables import scored, trained
 from train_core.errors import DataError
+from train_core.rank.data.inputs import open_input
+from train_core.rank.data.recorded_workload import load_recorded
+from train_core.scoring import predict
 from train_core.storage.records.manifest import PredictionsManifest
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import ResultWriter
@@ -131,3 +135,30 @@ def test_other_programs_read_the_folder_as_it_is(folder: RunFolder, tmp_path: Pa
     assert pq.read_table(path).num_rows == 6
     counted = duckdb.sql(f"SELECT count(*) FROM read_parquet('{path}/*.parquet')")
     assert counted.fetchall() == [(6,)]
+
+
+@pytest.mark.promise("batch-beside-training")
+def test_predictions_of_another_checkpoint_or_of_other_rows_are_not_taken(
+    folder: RunFolder,
+) -> None:
+    newest = folder.checkpoints()[-1]
+    workload = load_recorded(folder, folder.record().config)
+    rows = open_input("validation", workload, with_digests=True)
+    key = f"predictions/{newest.name}-bbbbbbbb"
+    manifest = PredictionsManifest(
+        created_at="2026-01-01T00:00:00Z",
+        files=(ResultWriter(folder).write_result_file(f"{key}/part-00000.parquet", b"rows"),),
+        checkpoint=str(newest.name),
+        checkpoint_digest=newest.digest,
+        step=newest.step,
+        input=rows.describe(),
+        num_rows=rows.num_rows,
+        rows=(rows.num_rows,),
+    )
+    ResultWriter(folder).commit_result(key, manifest)
+    assert predict._find(folder, newest, rows, "") == (key, manifest)
+    # As of an attempt that has come to the same step with other weights.
+    assert predict._find(folder, replace(newest, digest="0" * 64), rows, "") is None
+    assert predict._find(folder, newest, replace(rows, digest="0" * 64), "") is None
+    folder.store.delete(f"{key}/part-00000.parquet")
+    assert predict._find(folder, newest, rows, "") is None

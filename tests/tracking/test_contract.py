@@ -343,6 +343,19 @@ def test_a_stage_that_failed_is_ended_although_the_tracker_is_down_just_then(
 
 
 @HOW_IT_IS_FOLLOWED
+def test_a_stage_that_failed_stays_so_for_who_follows_the_run_afterwards(
+    run: RunBuilder, kind: Kind
+) -> None:
+    run.evaluate(run.commit(range(1, 10)), "validation")
+    uri = kind.new()
+    tracker = tracker_of(run.folder, uri, kind.tracker)
+    tracker.open("evaluate", is_running=True)
+    tracker.close("evaluate", "FAILED")
+    following(run.folder, tracker, is_live=False).follow_results()
+    assert tracker_of(run.folder, uri, kind.tracker).open("evaluate").status == "FAILED"
+
+
+@HOW_IT_IS_FOLLOWED
 def test_who_follows_the_run_of_a_job_afterwards_leaves_where_it_ran(
     whole: RunBuilder, kind: Kind
 ) -> None:

@@ -39,10 +39,13 @@ from train_core.timing import TrackingTiming
 from train_core.tracking.delivery.catch_up import catch_up
 from train_core.tracking.delivery.mirror import Mirror
 from train_core.tracking.follow import NOT_SHOWN
+from train_core.tracking.mlflow import send_metrics
+from train_core.tracking.mlflow.passing_client import passing_client
 from train_core.tracking.mlflow.send_metrics import earlier_key_of, key_of
 from train_core.tracking.mlflow.server import failure_of
-from train_core.tracking.refusals import Failure
+from train_core.tracking.refusals import Failure, Refusals
 from train_core.tracking.show_results import show_gate
+from train_core.tracking.tracker import Point, Points
 from train_core.workloads.digits import Digits
 
 PATIENT = TrackingTiming(poll_s=0.05, max_backoff_s=0.1, down_after_s=60)
@@ -221,6 +224,28 @@ def test_a_login_that_has_ended_is_waited_for(
     assert proxy.schedule.seen > [6]
     assert mirror.not_shown == []
     assert points(server.uri) == expected(range(1, 30))
+
+
+def test_what_follows_a_refused_point_is_sent_and_the_position_stays_before_it(
+    tracking_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_metrics, "MAX_METRICS", 2)
+    client = passing_client(tracking_uri, Refusals(failure_of=failure_of))
+    run_id = client.create_run(client.create_experiment("points")).info.run_id
+
+    def send(*names: str) -> str | None:
+        """The position that MLflow has afterwards."""
+        batches = [
+            Points([Point(name, 1.0, step, BEGIN_S)], {"position": str(step)})
+            for step, name in enumerate(names, 1)
+        ]
+        send_metrics.send_points(client, run_id, batches, str)
+        tags: dict[str, str] = client.get_run(run_id).data.tags
+        return tags.get("position")
+
+    assert send("loss", "no<name", "loss", "loss") is None
+    assert [one.step for one in client.get_metric_history(run_id, "loss")] == [1, 3, 4]
+    assert send("loss", "loss", "loss", "loss") == "4"
 
 
 def test_names_that_differ_in_what_mlflow_does_not_take_stay_apart(

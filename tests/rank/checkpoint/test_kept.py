@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,27 @@ def test_a_checkpoint_with_a_validation_must_be_there(
     assert (kept(due=FOURTH).offer(newest) is not None) == is_offered
     # At its own step it is taken again.
     assert kept(step=4, due=FOURTH).offer(SECOND) is not None
+
+
+@dataclass(frozen=True)
+class BesideAnother(Group):
+    """A group in which another rank makes an offer, too."""
+
+    offer: Offer | None = None
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, self.offer]
+
+
+def test_the_greatest_step_counts_if_all_that_have_it_have_the_same_bits() -> None:
+    own = kept().offer(FOURTH)
+    assert own is not None
+    for other in (own, None, replace(own, step=4, digest="another")):
+        found = kept_state(kept(), FOURTH, BesideAnother(0, 1, ALONE.device, other))
+        assert found is not None
+        assert found.state["progress"]["step"] == 5
+    other = replace(own, digest="another")
+    assert kept_state(kept(), FOURTH, BesideAnother(0, 1, ALONE.device, other)) is None
 
 
 def test_a_state_comes_back_as_it_was() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.rank.tiny import StreamingTiny, Tiny, TinySettings
 from train_core.config import TrainConfig
+from train_core.rank.data.batches import TrainBatches
 from train_core.rank.data.train_loader import TrainLoader
 from train_core.rank.distributed.group import Group
 from train_core.workload import load_split
@@ -71,3 +73,19 @@ def test_shards_are_asked_for_in_their_order(tmp_path: Path) -> None:
     found.start(0, 0)
     with pytest.raises(AssertionError, match="shard 1 is asked for"):
         next(found.batches_of(1))
+
+
+@pytest.mark.promise("sample-randomness")
+@pytest.mark.parametrize(
+    "draws",
+    [{"augmentation": 0.1}, {"augmentation": 0, "sample_by_sample": True}],
+    ids=["prepare", "dataset"],
+)
+def test_a_sample_is_another_one_in_each_epoch_and_the_same_in_any_batch(
+    draws: dict[str, Any], tmp_path: Path
+) -> None:
+    one = Tiny(TinySettings(num_train=17, scratch=str(tmp_path), **draws))
+    batches = TrainBatches(one, load_split(one, "train"), seed=0)
+    first, second = (batches.read(epoch, np.arange(8))["inputs"] for epoch in (0, 1))
+    assert not (first == second).all(dim=1).any()
+    assert torch.equal(batches.read(1, np.arange(4, 8))["inputs"], second[4:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from itertools import pairwise
 
 import pytest
@@ -77,6 +78,19 @@ def test_of_several_heartbeats_those_stand_still_that_do_not_move(
     assert standing_still(store, {"a": 0, "b": 0}, read, standstill_s, timing) == still
     assert all(reads[key] == 2 for key in moving)
     assert not store.names("lease")
+
+
+def test_where_reading_takes_long_a_heartbeat_may_stand_still_for_longer(store: Store) -> None:
+    reads = 0
+
+    def read(_key: str) -> int:
+        nonlocal reads
+        reads += 1
+        time.sleep(0.02)
+        return reads // 3
+
+    timing = CoordinationTiming(lease_poll_interval_s=0.001, slow_reads=500)
+    assert standing_still(store, {"a": 0}, read, 0.01, timing) == []
 
 
 def test_what_is_written_stays_the_same(store: Store) -> None:
