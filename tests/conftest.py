@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -63,8 +64,10 @@ def pytest_collection() -> Generator[None, object, object]:
 def server_of_ranks() -> None:
     """The server that ranks are forked from runs before any test: none is said to have left it.
 
-    It imports torch, and is started if a file of tests has imported what starts ranks.
+    It imports torch, and is started if a file of tests has imported what starts ranks. So does the
+    process that `multiprocessing` keeps to look after what its processes share.
     """
+    resource_tracker.ensure_running()
     if processes := sys.modules.get("tests.ranks.processes"):
         processes.start_server()
 

@@ -135,10 +135,13 @@ OF_WORKLOADS: dict[str, st.SearchStrategy[Any]] = {
 OF_FUNCTIONS: dict[str, st.SearchStrategy[Any]] = {
     "train_loop_config": st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
     "max_failures": st.integers(-1, 9),
-    "predictor": st.sampled_from(["", "a.b:predict"]),
 }
-CONFIGS = st.fixed_dictionaries({}, optional=COMMON | OF_WORKLOADS) | st.fixed_dictionaries(
-    {"train_fn": st.just("a.b:train"), "workload": st.just("a.b:C")}, optional=COMMON | OF_FUNCTIONS
+FUNCTION = {"train_fn": st.just("a.b:train")}
+PREDICTOR = {"workload": st.just("a.b:C"), "predictor": st.just("a.b:predict")}
+CONFIGS = (
+    st.fixed_dictionaries({}, optional=COMMON | OF_WORKLOADS)
+    | st.fixed_dictionaries(FUNCTION, optional=COMMON | OF_FUNCTIONS)
+    | st.fixed_dictionaries(FUNCTION | PREDICTOR, optional=COMMON | OF_FUNCTIONS)
 )
 
 
