@@ -90,9 +90,9 @@ def _check_ended(search: Results, best: RunFolder) -> None:
     if under_way:
         name = best.record().search
         raise ConfigError(
-            f"{len(under_way)} of {len(results)} trials were under way when the search ended, as by "
-            "Ctrl-C or time_budget_s, or were paused when they were stopped: Tuner.restore goes on "
-            "with those that were under way, and "
+            f"{len(under_way)} of {len(results)} trials were under way when the search ended, as "
+            "by Ctrl-C or time_budget_s, or were paused when they were stopped: Tuner.restore goes "
+            "on with those that were under way, and "
             f"retrain_best({name.search if name else best.name!r}, storage={best.storage!r}) takes "
             "the best one as they are"
         )
