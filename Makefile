@@ -8,6 +8,8 @@ KILLS := tests/compat/attempts/test_kills.py
 FAST := tests/policy tests/storage tests/datasets tests/rank/metrics \
 	$(patsubst %,tests/rank/checkpoint/test_%.py,row_shards snapshot state) \
 	tests/tools/test_compare.py tests/rank/test_loop.py
+# They wait, to see how long something takes.
+WAITING := tests/storage/coordination/test_lease.py $(patsubst %,tests/storage/objects/test_%.py,standstill retry_policy)
 
 # Many short processes import evertrain: with its bytecode kept, each starts sooner.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,7 +43,7 @@ test: $(STAMP) ## Run a real test of nearly every promise: minutes
 	$(BIN)/pytest -m '$(QUICK)' -n 3 --phases
 
 test-fast: $(STAMP) ## Run the tests of policy, storage, formats and the loop: less than a minute
-	$(BIN)/pytest -m '$(QUICK)' -n 3 $(FAST)
+	$(BIN)/pytest -m '$(QUICK)' -n 3 $(FAST) $(addprefix --ignore ,$(WAITING))
 
 test-all: $(STAMP) ## Run all tests, those that need an S3 server and the slow ones too
 	$(BIN)/pytest -m 'not table' -n 3 --phases --ignore $(KILLS)

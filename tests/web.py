@@ -21,7 +21,8 @@ class QuietFiles(SimpleHTTPRequestHandler):
 def served(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
     """The address of a server that answers as the handler does."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        # How often it looks whether it is to end: half a second by itself.
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

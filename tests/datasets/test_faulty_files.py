@@ -26,7 +26,7 @@ from train_core.datasets.protocols import fetch
 from train_core.errors import DataError, EvertrainError, UserCodeError, users_code
 from train_core.policy.samples.randomness import SampleRandom
 from train_core.rank.data.batches import prepare
-from train_core.rank.data.data_processes import load_ahead
+from train_core.rank.data.data_processes import end_processes, load_ahead
 from train_core.workload import indexed
 
 
@@ -282,6 +282,7 @@ def test_what_passes_by_itself_in_a_data_worker_is_a_connection_that_broke() -> 
     items = load_ahead(Failing(), [3], num_processes=1, device=torch.device("cpu"))
     with pytest.raises(ConnectionError, match="Stale file handle"):
         list(items)
+    end_processes(items)
 
 
 def test_a_path_that_is_read_without_sources_is_named(tmp_path: Path) -> None:
