@@ -39,12 +39,14 @@ def new_run_name(workload: str) -> str:
 def recorded_parameters(folder: RunFolder) -> dict[str, Any]:
     """The newest parameters that the run's folder records, by their names."""
     asked = folder.newest_request()
+    # A function is named once: its name as a workload would stand beside that of another function.
+    config = asked.config.model_dump(exclude=set() if asked.config.has_workload else {"workload"})
     requested = asked.requested.model_dump(exclude_unset=True)
     # A run that was begun without a gate is continued without one.
     gate = requested.pop("gate", None) or {"gate": False}
     keeps = KeptColumns.model_validate(requested.pop("infer_keeps", None) or {})
     return {
-        **asked.config.model_dump(),
+        **config,
         **requested,
         **gate,
         "infer_id_column": keeps.id_column,

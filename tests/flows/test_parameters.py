@@ -144,3 +144,12 @@ def test_an_address_with_a_password_is_refused() -> None:
         RetrainParameters(tracking_uri="http://me:secret@host")
     with pytest.raises(ValidationError, match="credentials in the environment"):
         RetrainParameters(storage="http://me:secret@host/runs")
+
+
+def test_a_run_is_asked_for_another_function_by_one_parameter(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path), "run")
+    first = TrainConfig(train_fn="mine:train")
+    create_run(folder, record().model_copy(update={"config": first}))
+    assert RetrainParameters.of_run(folder).train_config() == first
+    other = RetrainParameters.of_run(folder, train_fn="mine:other").train_config()
+    assert first.differences(other)["train_fn"] == ("mine:train", "mine:other")
