@@ -146,6 +146,12 @@ def test_an_address_with_a_password_is_refused() -> None:
         RetrainParameters(storage="http://me:secret@host/runs")
 
 
+def test_a_form_may_have_the_default_workload_beside_a_function() -> None:
+    usual = RetrainParameters().model_dump()
+    found = RetrainParameters(**{**usual, "train_fn": "mine:train"})
+    assert found.workload == "mine:train"
+
+
 def test_a_run_is_asked_for_another_function_by_one_parameter(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "run")
     first = TrainConfig(train_fn="mine:train")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from train_core.config.json_text import object_of
-from train_core.config.training_options import NAME_OF_OBJECT, check_name
+from train_core.config.training_options import NAME_OF_OBJECT, WorkloadOptions, check_name
 from train_core.policy.options import MAY_CHANGE, Options
 
 FunctionName = Annotated[
@@ -76,7 +76,9 @@ class FunctionOptions(Options):
         if not function:
             return given
         if not given.get("predictor"):
-            if given.get("workload") not in (None, "", function):
+            # A form that is sent has the parameters' defaults, too.
+            usual = WorkloadOptions.model_fields["workload"].default
+            if given.get("workload") not in (None, "", function, usual):
                 raise ValueError(
                     f"workload {given['workload']!r} and training function {function!r} were "
                     "given: give one, or a predictor, too, which needs both"
