@@ -68,6 +68,9 @@ def test_a_quick_run_on_a_cpu_has_every_figure_and_cleans_up(tmp_path: Path) -> 
         assert not list(Path(folder).glob("bench-*"))
     figures = json.loads(shown.splitlines()[-1])
     measured = {key: figures[key] for key in (*throughput.KEYS, *saving.KEYS)}
+    # Nothing is divided by a cost that is lost in noise, and it is said.
+    if "cost nothing that could be measured" in shown:
+        assert measured.pop("torch_save_vs_ours") is measured.pop("dcp_async_vs_ours") is None
     assert all(math.isfinite(value) for value in measured.values()), shown
     # A checkpoint of so small a model is lost in the noise of a window, which may be negative.
     assert all(figures[key] > 0 for key in (*throughput.KEYS, "gpu_call_vs_copy")), shown
