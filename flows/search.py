@@ -83,7 +83,7 @@ def retrain_best(
 def _check_ended(search: Results, best: RunFolder) -> None:
     """Raise ConfigError if trials were under way when the search ended, as by Ctrl-C.
 
-    Tune gives the results then, too, and a program goes on with what nobody may have chosen yet.
+    Tune returns results then, too, and the program goes on to `retrain_best`.
     """
     results = [search[number] for number in range(len(search))]
     under_way = [one for one in results if one.error is None and not (one.metrics or {}).get(_DONE)]
@@ -94,7 +94,7 @@ def _check_ended(search: Results, best: RunFolder) -> None:
             "by Ctrl-C or time_budget_s, or were paused when they were stopped: Tuner.restore goes "
             "on with those that were under way, and "
             f"retrain_best({name.search if name else best.name!r}, storage={best.storage!r}) takes "
-            "the best one as they are"
+            "the best run there is"
         )
 
 

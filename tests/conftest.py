@@ -64,8 +64,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def server_of_ranks() -> None:
     """The server that ranks are forked from runs before any test: none is said to have left it.
 
-    It imports torch, and is started if a file of tests has imported what starts ranks. So does the
-    process that `multiprocessing` keeps to look after what its processes share.
+    It imports torch, and is started if a file of tests has imported what starts ranks. The process
+    that `multiprocessing` keeps for what its processes share is always started, and imports little.
     """
     resource_tracker.ensure_running()
     if processes := sys.modules.get("tests.ranks.processes"):

@@ -12,7 +12,7 @@ from pydantic_settings import SettingsError
 
 from train_core.config.json_text import parse_object
 from train_core.errors import ConfigError
-from train_core.text.shown_text import shown_value
+from train_core.text.shown_text import got
 
 _JSON_FLAGS = ("--settings", "--runtime-env", "--train-loop-config", "--training")
 _OF_A_FLAG = re.compile(r"Parsing error encountered for (?:\w+\.)*(\w+): ")
@@ -39,7 +39,7 @@ def of_values(error: ValidationError, arguments: list[str]) -> str:
             messages.append(f"--{name} is required")
             continue
         message = one["msg"].removeprefix("Value error, ")
-        messages.append(f"{name}: {message}{_got(name, one['input'])}" if name else message)
+        messages.append(f"{name}: {message}{got(name, one['input'])}" if name else message)
     return "; ".join(messages)
 
 
@@ -66,16 +66,9 @@ def _with_plain_json(arguments: list[str]) -> Iterator[str]:
             flag = argument if argument in _JSON_FLAGS else ""
 
 
-def _got(name: str, value: object) -> str:
-    """What was given; of a runtime environment only that it was: its variables may be secrets."""
-    return (
-        "" if name.strip("-").replace("-", "_") == "runtime_env" else f", got {shown_value(value)}"
-    )
-
-
 def _plain(flag: str, text: str) -> str:
     try:
         found = parse_object(text)
     except ValueError as error:
-        raise ConfigError(f"{flag}: {error}{_got(flag, text)}") from error
+        raise ConfigError(f"{flag}: {error}{got(flag, text)}") from error
     return json.dumps(found).replace("\\\\", "\\u005c").replace('\\"', "\\u0022")

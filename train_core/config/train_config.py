@@ -20,7 +20,7 @@ from train_core.policy.logins import hide_logins
 from train_core.policy.options import Options, may_change
 from train_core.policy.samples.steps import StepPlan
 from train_core.policy.stop_reasons import LengthOptions, MonitorOptions, StopLimits
-from train_core.text.shown_text import shown_value
+from train_core.text.shown_text import got
 
 _GroupT = TypeVar("_GroupT", bound=Options)
 
@@ -100,11 +100,11 @@ class TrainConfig(
             found = error.errors(include_url=False)
             # A function's name is the workload's, too.
             first = next((one for one in found if {*one["loc"]} & asked.keys()), found[0])
-            place = "".join(f"{part}: " for part in first["loc"])
-            # The variables of a runtime environment may be secrets.
-            is_shown = place and "runtime_env" not in first["loc"]
-            given = f", got {shown_value(first['input'])}" if is_shown else ""
-            raise ConfigError(place + first["msg"].removeprefix("Value error, ") + given) from error
+            message = first["msg"].removeprefix("Value error, ")
+            if place := first["loc"]:
+                name = ": ".join(map(str, place))
+                message = f"{name}: {message}{got(str(place[0]), first['input'])}"
+            raise ConfigError(message) from error
 
     @property
     def ranks_unmeasured(self) -> bool:

@@ -83,6 +83,16 @@ def shown_value(value: object) -> str:
     return without_secrets(_SHORT.repr(value))
 
 
+def got(name: str, value: object) -> str:
+    """How a message on a parameter ends: with the value that was given.
+
+    Of a runtime environment nothing is shown: its variables may be secrets.
+    """
+    if name.strip("-").replace("-", "_") == "runtime_env":
+        return ""
+    return f", got {shown_value(value)}"
+
+
 class _Short(reprlib.Repr):
     def __init__(self) -> None:
         super().__init__()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from pydantic import ValidationError
+
 from train_core.errors import ConfigError
 from train_core.requests import DEFAULT_EXPERIMENT
 from train_core.storage.addresses import absolute
@@ -57,8 +59,11 @@ def trainable(
     try:
         of_trial(asked, {})
     except ConfigError as error:
-        # What is wrong with several of them together may be right with what a trial adds.
-        if len(named) > 1 or str(error).startswith(tuple(f"{name}: " for name in asked)):
+        cause = error.__cause__
+        # What is wrong with several of them together, at no place, may be right with what a trial
+        # adds; but nothing that it adds makes one of two that are to be trained.
+        is_of_several = isinstance(cause, ValidationError) and not cause.errors()[0]["loc"]
+        if len(named) > 1 or not is_of_several:
             raise
     name = str(asked[named[-1]]).rpartition(":")[2]
     return type(

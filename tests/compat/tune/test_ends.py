@@ -21,7 +21,7 @@ from train_core.storage.coordination.stop_request import stop_request
 from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import begin_attempt
 from train_core.tune.generations import Generation
-from train_core.tune.trial import TrialTraining
+from train_core.tune.trial_training import TrialTraining
 
 CONFIG = TrainConfig(workload="tests.rank.tiny:Tiny", batch_size=32, epochs=50)
 SEARCH = SearchTrial(search="exp", trial="ab12c_00000")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def test_trials_are_runs_on_tunes_ray_and_who_is_stopped_is_shown_so(
 @pytest.mark.timeout(300)
 @pytest.mark.promise("tune-trials")
 def test_trials_may_have_one_process_after_another(
-    search: Callable[..., Any], runs: Callable[[], dict[str, RunFolder]], tmp_path: Path
+    search: Callable[..., Any], tmp_path: Path
 ) -> None:
     def stops(trial: str, result: dict[str, Any]) -> bool:
         return bool(result["validation/score"] == 2)
@@ -112,20 +113,16 @@ def test_trials_may_have_one_process_after_another(
 def test_the_best_of_a_search_that_was_broken_off_is_taken_by_name_alone(
     search: Callable[..., Any],
 ) -> None:
-    class BrokenOff(tune.Stopper):
-        """Ends the search with its first result, as Ctrl-C does."""
+    interrupted: list[str] = []
 
-        has_one = False
-
-        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-            self.has_one = True
-            return False
-
-        def stop_all(self) -> bool:
-            return self.has_one
+    def interrupts(trial: str, result: dict[str, Any]) -> bool:
+        if not interrupted:
+            interrupted.append(trial)
+            signal.raise_signal(signal.SIGINT)
+        return False
 
     results = search(
-        {"settings.score": tune.grid_search([1, 3])}, run_config={"stop": BrokenOff()}, epochs=9
+        {"settings.score": tune.grid_search([1, 3])}, run_config={"stop": interrupts}, epochs=9
     )
     told = r"2 of 2 trials were under way when the search ended.* retrain_best\('search-"
     with pytest.raises(ConfigError, match=told):
