@@ -2,12 +2,12 @@
 
 The one room that imports Ray Tune. No module imports this one.
 
-trainables     `trainable`: what a `tune.Tuner` is given
-trial          a trial in its process: what Tune calls, and what it gets
-trial_training the driver of a trial's run: started, followed report by report, and ended
-generations    which run a trial begins or goes on with
-references     what a checkpoint of Tune's names: a run, and a checkpoint of it
-parameters     the parameters of a trial's run, out of those of the search and the trial's own
+trainables      `trainable`: what a `tune.Tuner` is given
+trial           a trial in its process: what Tune calls, and what it gets
+trial_training  the driver of a trial's run: started, followed report by report, and ended
+generations     which run a trial begins or goes on with
+references      what a checkpoint of Tune's names: a run, and a checkpoint of it
+parameters      the parameters of a trial's run, out of those of the search and the trial's own
 """
 
 from __future__ import annotations
