@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,14 +37,8 @@ from train_core.datasets.sources import PinnedFiles
 from train_core.errors import WorkloadError
 from train_core.policy.metric_names import VALIDATION_ACCURACY
 from train_core.policy.samples.randomness import SampleRandom
-from train_core.quick_imports import import_torchmetrics
+from train_core.quick_metrics import Metric
 from train_core.storage.records.data_files import FileList
-
-if TYPE_CHECKING:
-    import torchmetrics
-
-# Before a workload's module imports it by itself.
-import_torchmetrics()
 
 _FIRST_SEED = 67280421310721
 """With which torch's generator begins in every process."""
@@ -195,7 +189,7 @@ class Workload(Generic[SettingsT]):
         """
         return len(next(iter(batch.values())))
 
-    def metrics(self) -> Mapping[str, torchmetrics.Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         """New metrics by name; the mean loss is measured beside them under the name `loss`."""
         raise NotImplementedError
 
@@ -219,7 +213,7 @@ class Workload(Generic[SettingsT]):
 
     def update_metric(
         self,
-        metric: torchmetrics.Metric,
+        metric: Metric,
         outputs: Any,
         batch: Batch,
         name: str = "",
@@ -278,7 +272,7 @@ def seed_generators(seed: int) -> None:
 
 
 def update_metric(
-    workload: Workload[Any], name: str, metric: torchmetrics.Metric, outputs: Any, batch: Batch
+    workload: Workload[Any], name: str, metric: Metric, outputs: Any, batch: Batch
 ) -> None:
     """Add a batch to a metric of the workload's, by its own `update_metric`."""
     if _takes_name(type(workload).update_metric):

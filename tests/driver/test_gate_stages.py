@@ -545,43 +545,6 @@ def test_a_run_whose_version_was_gone_back_to_is_champion_by_that(place: Place) 
     )
 
 
-def delete_checkpoint(place: Place) -> str:
-    place.folder("bad").store.delete("checkpoints")
-    return "does not exist"
-
-
-def damage_weights(place: Place) -> str:
-    folder = place.folder("bad")
-    (checkpoint,) = folder.checkpoints()
-    key = f"{checkpoint.key}/model.safetensors"
-    data = folder.store.read(key)
-    folder.store.write(key, bytes([data[0] ^ 1]) + data[1:])
-    return "is quarantined"
-
-
-def delete_run(place: Place) -> str:
-    place.folder("bad").store.delete("")
-    return "does not exist"
-
-
-@pytest.mark.promise("gate-rules")
-@pytest.mark.parametrize("spoil", [slow(delete_checkpoint), damage_weights, slow(delete_run)])
-def test_a_champion_that_cannot_be_scored_is_a_persons_matter(
-    with_champion: Path, tmp_path: Path, pool: WorkerPool, spoil: Callable[[Place], str]
-) -> None:
-    # The workers keep a model that they have verified: they have not seen this copy.
-    place = Place(with_champion, tmp_path / "runs", pool)
-    why = spoil(place)
-    with place.driving("good") as (pipeline, _):
-        asked = pipeline.to_the_end()
-        assert asked.decision.outcome is Outcome.ASK
-        assert why in asked.decision.evidence.failure
-        assert "\n" not in asked.summary
-        approved = pipeline.promote(asked, answer_to(asked))
-        assert approved.entry
-    assert place.champions() == ["bad", "good"]
-
-
 @pytest.mark.promise("gate-rules")
 @pytest.mark.parametrize(
     ("on_changed_data", "outcome"),
@@ -625,3 +588,41 @@ def test_a_run_registers_the_better_checkpoint_that_it_has_later(place: Place) -
     found = {one.result.decision.challenger.version for one in gates_of(folder)}
     assert found == kept == {1, 2}
     assert all(before < after for before, after in pairwise(place.decisions("bad")))
+
+
+def delete_checkpoint(place: Place) -> str:
+    place.folder("bad").store.delete("checkpoints")
+    return "does not exist"
+
+
+def damage_weights(place: Place) -> str:
+    folder = place.folder("bad")
+    (checkpoint,) = folder.checkpoints()
+    key = f"{checkpoint.key}/model.safetensors"
+    data = folder.store.read(key)
+    folder.store.write(key, bytes([data[0] ^ 1]) + data[1:])
+    return "is quarantined"
+
+
+def delete_run(place: Place) -> str:
+    place.folder("bad").store.delete("")
+    return "does not exist"
+
+
+@pytest.mark.promise("gate-rules")
+@pytest.mark.parametrize("spoil", [slow(delete_checkpoint), damage_weights, slow(delete_run)])
+def test_a_champion_that_cannot_be_scored_is_a_persons_matter(
+    with_champion: Path, tmp_path: Path, pool: WorkerPool, spoil: Callable[[Place], str]
+) -> None:
+    # The last test of the file, as the workers end by it. They keep a model that they have
+    # verified: they have not seen this copy.
+    place = Place(with_champion, tmp_path / "runs", pool)
+    why = spoil(place)
+    with place.driving("good") as (pipeline, _):
+        asked = pipeline.to_the_end()
+        assert asked.decision.outcome is Outcome.ASK
+        assert why in asked.decision.evidence.failure
+        assert "\n" not in asked.summary
+        approved = pipeline.promote(asked, answer_to(asked))
+        assert approved.entry
+    assert place.champions() == ["bad", "good"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from tests.pytorch.engine import config_of, differences, engine, oracle
 from tests.rank import alone
 from train_core.rank.data.recorded_workload import with_monitor
-from train_core.rank.distributed.group import Group
+from train_core.rank.distributed.group import Group, set_deterministic
 from train_core.rank.loop import Trainer
 from train_core.storage.records.run_record import RunRecord
 from train_core.storage.run_folder import RunFolder
@@ -61,6 +62,16 @@ def test_several_threads_compute_by_deterministic_algorithms(
     alone.create(folder, config, step_rules=step_rules)
     Trainer(folder, with_monitor(config), 1, Group.current()).close()
     assert torch.are_deterministic_algorithms_enabled() == deterministic
+
+
+def test_torch_loads_no_compiler_to_be_told_what_it_does_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # An import of it is refused.
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", None)
+    set_deterministic(mode=False)
+    with pytest.raises(ImportError):
+        set_deterministic(mode=True)
 
 
 def test_gradients_of_indexing_are_the_same_each_time_with_several_threads(tmp_path: Path) -> None:

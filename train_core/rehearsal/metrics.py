@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset
 from train_core.errors import EvertrainError
 from train_core.policy.metric_names import LOSS
+from train_core.quick_metrics import Metric
 from train_core.rank.metrics.evaluation_loop import measure_shard, merge, split_metrics
 from train_core.rank.metrics.forward import forward
 from train_core.rehearsal.few_rows import (

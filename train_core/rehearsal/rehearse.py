@@ -30,6 +30,7 @@ from train_core.policy.findings import FindingName
 from train_core.quick_imports import import_for_optimizers
 from train_core.rank.checkpoint.progress import Progress
 from train_core.rank.data.batches import epoch_order, model_to_device
+from train_core.rank.distributed.group import set_deterministic
 from train_core.rank.metrics.evaluation_loop import check_split, measure_shard, set_modes
 from train_core.rank.model_checks import check_model
 from train_core.rehearsal.engine_training import EngineTraining
@@ -384,5 +385,5 @@ def _as_it_was() -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002 (as above)
         random.setstate(states[2])
         torch.set_num_threads(num_threads)
-        torch.use_deterministic_algorithms(is_deterministic)
+        set_deterministic(mode=is_deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchmetrics import Metric
-from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 
 from train_core.errors import ConfigError
 from train_core.policy.champion.gate_decision import Improvement
 from train_core.policy.checkpoints.selection import Order
+from train_core.quick_metrics import Metric, dim_zero_cat, dim_zero_sum
 from train_core.results import McNemar
 from train_core.scoring.row_sums import RowSums
 

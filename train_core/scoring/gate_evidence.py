@@ -6,8 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchmetrics import Metric
-
 from train_core.cluster.pool import WorkerPool
 from train_core.config import TrainConfig
 from train_core.config.worker_options import WorkerOptions
@@ -17,6 +15,7 @@ from train_core.policy.champion.gate_decision import Evidence, Score
 from train_core.policy.champion.gate_options import GateOptions
 from train_core.policy.checkpoints.selection import Order
 from train_core.policy.metric_names import TEST
+from train_core.quick_metrics import Metric
 from train_core.rank.data.recorded_workload import load_recorded
 from train_core.rank.metrics.evaluation_loop import merge, split_metrics
 from train_core.results import ChampionEntry, Comparison, ModelVersion

@@ -16,12 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torchmetrics import Metric
-from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 
 from train_core.config import TrainConfig
 from train_core.errors import users_code
 from train_core.policy.metric_names import LOSS
+from train_core.quick_metrics import Metric, dim_zero_cat, dim_zero_sum
 from train_core.rank.distributed.watchdog import watching
 from train_core.rank.metrics.evaluation_loop import (
     add_loss,

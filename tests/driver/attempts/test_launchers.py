@@ -250,7 +250,7 @@ def test_a_users_bug_comes_with_its_traceback_and_leaves_no_rank_waiting(
     # Rank 0 waits in a collective for the one that failed.
     _, alive = psutil.wait_procs(ranks(), timeout=10)
     assert not alive
-    assert not launcher.run(attempt(RunFolder(str(tmp_path), "next"))).error
+    assert not launcher.run(attempt(RunFolder(str(tmp_path), "next"), num_workers=1)).error
 
 
 @pytest.mark.slow

@@ -47,13 +47,22 @@ def use_deterministic_algorithms(
         # cuBLAS asks for it, before its first call.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = not config.deterministic
-        torch.use_deterministic_algorithms(config.deterministic)
+        set_deterministic(mode=config.deterministic)
         return
     has_choice = config.threads_per_worker > 1 and step_rules > 1
     has_choice = has_choice and config.has_effect("deterministic")
-    torch.use_deterministic_algorithms(config.deterministic and has_choice)
+    set_deterministic(mode=config.deterministic and has_choice)
     # It costs time, and finds only what reads memory that nothing was written to.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # its stub lacks it
+
+
+def set_deterministic(*, mode: bool) -> None:
+    """Have torch use deterministic algorithms, or those that it chooses by itself.
+
+    torch imports its compiler as it is told, which takes a second; where nothing changes, in vain.
+    """
+    if mode or torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(mode)
 
 
 @dataclass(frozen=True)

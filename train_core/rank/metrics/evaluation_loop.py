@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, Metric
-from torchmetrics.utilities.data import dim_zero_cat, dim_zero_sum
 
 from train_core.config import TrainConfig
 from train_core.datasets.protocols import Dataset, Stream, fetch
@@ -25,6 +23,7 @@ from train_core.policy.checkpoints.selection import Order
 from train_core.policy.metric_names import LOSS, VALIDATION, full_name
 from train_core.policy.samples.randomness import EVALUATE, derive_seed
 from train_core.policy.samples.sharding import split_evenly
+from train_core.quick_metrics import MeanMetric, Metric, dim_zero_cat, dim_zero_sum
 from train_core.rank.data.batches import prepare, to_device
 from train_core.rank.metrics.forward import autocast, forward, predictions_of
 from train_core.rank.metrics.scores import OF_PREDICTIONS, update_prediction_metric

@@ -17,10 +17,9 @@ import numpy.typing as npt
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassConfusionMatrix
 
 from train_core.errors import WorkloadError
+from train_core.quick_metrics import Metric, MulticlassConfusionMatrix
 from train_core.workload import Batch, Workload, predicts
 
 SCORES, CONFUSION = "\0scores", "\0confusion_matrix"
