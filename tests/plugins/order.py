@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 
 LOCKS = "EVERTRAIN_TESTS_LOCKS"
 """Names the folder of the locks that all processes of a run of the tests share."""
-CLUSTER, DEPLOYMENTS, PIPELINES, RAY = "cluster", "deployments", "pipelines", "ray"
+CLUSTER, DEPLOYMENTS, PIPELINES, RAY = "nodes", "deployments", "pipelines", "ray"
 GROUPS = {
     # They make networks and machines of several nodes, two of which would be more than two cores.
     "nodes/": CLUSTER,
@@ -33,40 +33,48 @@ GROUPS = {
 """By how their names below `tests/` begin; every other file is a group of its own."""
 SHARE_NOTHING = ("compat/attempts/test_kills", "storage/coordination/test_lease")
 """Files in which each test is a group of its own: they would keep one process busy for an hour, or
-for half a minute at the end, in which the others have nothing to do.
+for half a minute.
 """
-LONGEST = (
-    "compat/attempts/test_kills",
-    *(CLUSTER, DEPLOYMENTS, PIPELINES, RAY, "flows/deployment/test_slots", "flows/test_gate"),
-    *("compat/reports/test_reports", "driver/job/test_attaching", "tracking/test_contract"),
-    *("rank/test_in_place", "flows/deployment/test_notifications"),
-    *("tracking/test_refusals", "flows/cli/test_proxy"),
-    *("workloads/test_cookbook", "pytorch/test_table", "hostile/test_hostile_folders"),
-    *("driver/test_driver", "rank/test_exact", "rank/checkpoint/test_crash_save"),
-    *("tracking/test_models", "flows/cli/test_verify_resume", "flows/deployment/test_schedule"),
-    *("compat/test_without_ray_train", "tracking/test_function_models"),
-    *("driver/preparing/test_rehearsing", "rank/checkpoint/test_states_of_others"),
-    *("earlier_versions/test_installation", "storage/records/test_documents"),
-    *("tracking/delivery/test_mirror", "rank/test_entries", "rank/distributed/test_rendezvous"),
-    *("chaos/servers/test_storage", "flows/deployment/test_server_lost"),
-    *("storage/objects/test_store_faults", "rank/checkpoint/test_hostile"),
-    *("cluster/test_gpus", "tools/test_standalone"),
+LOADS_BOTH_CORES = (
+    *("compat/attempts/test_kills", CLUSTER, DEPLOYMENTS, PIPELINES, RAY, "chaos/"),
+    *("flows/deployment/", "flows/test_gate", "flows/test_secrets", "driver/job/test_attaching"),
+    *("rank/test_in_place", "driver/test_driver", "rank/test_exact", "rank/test_entries"),
 )
-"""As `--phases` tells; a list that is old costs seconds, and nothing else."""
+"""Whole pipelines and trainings, by how their groups begin. They run first, in this order."""
 MEASURES_TIME = (
     *("driver/job/test_entry", "tracking/test_mlflow_server", "tasks/test_server_connection"),
     *("rank/test_hang", "storage/objects/test_standstill", "storage/coordination/test_lease"),
     "storage/objects/test_retry_policy",
 )
-"""They say how long something takes, and wait for most of it. They lie among the second half of
-the others, which compute meanwhile; and no test of these runs beside one that loads both cores.
-"""
-LOADS_BOTH_CORES = (
-    *(CLUSTER, DEPLOYMENTS, PIPELINES, "chaos/", "flows/deployment/", "driver/test_driver"),
-    *(RAY, "driver/job/test_attaching", "flows/test_gate", "flows/test_secrets"),
-    *("rank/test_exact", "rank/test_in_place", "rank/test_entries", "compat/attempts/test_kills"),
+"""They say how long something takes: no test of these runs beside one that loads both cores."""
+WAITS = (
+    *("compat/reports/test_report_faults", "compat/reports/test_reporter"),
+    *("rank/data/test_silent_data_workers", "rank/test_stop_by_driver", "rank/test_stop"),
+    *("rank/test_outage", *MEASURES_TIME, "flows/cli/test_prefect_server"),
 )
-"""Whole pipelines and trainings, by how their groups begin."""
+"""They wait for most of their time. Of the groups after those that load both cores each fourth
+one is one of these, beside those that compute.
+"""
+LONGEST = (
+    *("compat/reports/test_reports", "tracking/test_contract", "flows/deployment/test_slots"),
+    *("pytorch/test_table", "tracking/test_models", "workloads/test_cookbook"),
+    *("hostile/test_hostile_models", "hostile/test_hostile_folders", "rehearsal/test_rehearse"),
+    *("rank/checkpoint/test_crash_save", "tracking/delivery/test_mirror", "test_on_report"),
+    *("tasks/driver_session/test_session", "test_search_path", "driver/preparing/test_rehearsing"),
+    *(
+        "rank/checkpoint/test_hostile",
+        "tracking/test_refusals",
+        "earlier_versions/test_installation",
+    ),
+    *("storage/objects/test_store", "scoring/test_row_sums", "driver/preparing/test_unchanged"),
+    *("rank/checkpoint/test_states_of_others", "test_quick_imports", "scoring/test_comparison"),
+    *("tracking/test_function_models", "tracking/test_kept_models", "flows/cli/test_proxy"),
+    *("flows/cli/test_verify_resume", "storage/objects/test_store_faults", "test_entry_points"),
+    *("tracking/delivery/test_catch_up", "compat/test_without_ray_train", "cluster/test_gpus"),
+)
+"""The others begin with these, so that the last ones to run are short. `--phases` tells how long
+they take; a list that is old costs seconds, and nothing else.
+"""
 
 
 def group_of(nodeid: str) -> str:
@@ -78,23 +86,23 @@ def group_of(nodeid: str) -> str:
     return next((group for name, group in GROUPS.items() if file.startswith(name)), file)
 
 
-def place_of(nodeid: str) -> int:
-    """The lower, the earlier; those of equal place stay as they were collected."""
-    group = group_of(nodeid).partition("::")[0]
-    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
-
-
 def in_order(nodeids: Sequence[str]) -> list[str]:
     """The tests as they are to run, those of a group one after the other."""
     groups: dict[str, list[str]] = {}
-    for nodeid in sorted(nodeids, key=place_of):
+    for nodeid in nodeids:
         groups.setdefault(group_of(nodeid), []).append(nodeid)
-    timed = [name for name in groups if _measures_time(name)]
-    others = [name for name in groups if not _measures_time(name)]
-    half = len(others) // 2
-    for number, name in enumerate(timed):
-        others.insert(half + number + number * half // len(timed), name)
-    return [nodeid for name in others for nodeid in groups[name]]
+    loading, waiting = _those_of(LOADS_BOTH_CORES, groups), _those_of(WAITS, groups)
+    placed = {*loading, *waiting}
+    others = [name for name in _those_of([*LONGEST, ""], groups) if name not in placed]
+    for number, name in enumerate(waiting):
+        others.insert(4 * number, name)
+    return [nodeid for name in [*loading, *others] for nodeid in groups[name]]
+
+
+def _those_of(kind: Sequence[str], groups: Collection[str]) -> list[str]:
+    """The groups whose names begin so, in the order of the kind."""
+    found = [name for begin in kind for name in groups if name.startswith(begin)]
+    return list(dict.fromkeys(found))
 
 
 def _measures_time(group: str) -> bool:

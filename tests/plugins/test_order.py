@@ -17,10 +17,10 @@ from tests.plugins.order import (
     PIPELINES,
     RAY,
     SHARE_NOTHING,
+    WAITS,
     cores_for,
     group_of,
     in_order,
-    place_of,
 )
 
 HEAVY, TIMED, OTHER = LOADS_BOTH_CORES[0], MEASURES_TIME[0], "policy/test_names"
@@ -70,7 +70,8 @@ def test_one_that_measures_time_is_not_overtaken(tmp_path: Path) -> None:
 def test_the_groups_are_those_of_files_that_exist() -> None:
     files = [str(file.relative_to(TESTS)) for file in TESTS.rglob("test_*.py")]
     groups = {group_of(f"tests/{file}") for file in files}
-    assert {*LONGEST, *MEASURES_TIME} <= groups
+    assert {*LONGEST, *WAITS} <= groups
+    assert {*MEASURES_TIME} <= {*WAITS}
     for begin in LOADS_BOTH_CORES:
         assert any(group.startswith(begin) for group in groups)
     for begin in GROUPS:
@@ -78,16 +79,20 @@ def test_the_groups_are_those_of_files_that_exist() -> None:
 
 
 def test_tests_that_share_nothing_are_groups_of_their_own_at_the_place_of_their_file() -> None:
-    tests = [f"tests/{SHARE_NOTHING[0]}.py::test_a[{number}]" for number in range(2)]
+    tests = [f"tests/{SHARE_NOTHING[1]}.py::test_a[{number}]" for number in range(2)]
     assert group_of(tests[0]) != group_of(tests[1])
-    assert {place_of(test) for test in tests} == {LONGEST.index(SHARE_NOTHING[0])}
+    others = [f"tests/policy/test_{number}.py::test" for number in range(4)]
+    assert in_order([*others, *tests]) == [tests[0], *others[:3], tests[1], others[3]]
 
 
-def test_those_that_measure_time_lie_among_the_second_half_of_the_others() -> None:
-    others = [f"tests/policy/test_{number}.py::test" for number in range(8)]
-    timed = [f"tests/{name}.py::test" for name in MEASURES_TIME[:2]]
-    first, second = timed
-    assert in_order([*timed, *others]) == [*others[:4], first, *others[4:6], second, *others[6:]]
+def test_what_loads_both_cores_runs_first_and_then_each_fourth_one_waits() -> None:
+    others = [f"tests/policy/test_{number}.py::test" for number in range(5)]
+    long, heavy, waiting = (
+        [f"tests/{name}.py::test" for name in names[:2]]
+        for names in (LONGEST, LOADS_BOTH_CORES[-2:], WAITS)
+    )
+    expected = [*heavy, waiting[0], *long, others[0], waiting[1], *others[1:]]
+    assert in_order([*others, *waiting[::-1], *long[::-1], *heavy[::-1]]) == expected
 
 
 def test_the_undisturbed_pipeline_runs_in_one_process() -> None:

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore
 from tests.ranks import rank as program
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["__main__", program.__name__])
+PROCESSES.set_forkserver_preload(["__main__", program.__name__, "tests.ranks.frozen"])
 
 
 def start_server() -> None:

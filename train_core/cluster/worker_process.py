@@ -7,6 +7,7 @@ it; else all save a checkpoint, and go on with another worker in this one's plac
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -110,3 +111,5 @@ def _import(modules: Sequence[str]) -> None:
     with garbage_collection_paused():
         for module in modules:
             importlib.import_module(module)
+    # Nothing of the user's is there yet: what was imported need not be looked through for garbage.
+    gc.freeze()
