@@ -22,7 +22,7 @@ from train_core.storage.run_folder import RunFolder
 @pytest.mark.timeout(240)
 @pytest.mark.promise("on-report")
 def test_each_validation_is_reported_once_and_in_order(tmp_path: Path) -> None:
-    config = TrainConfig(workload="tests.rank.tiny:Tiny", batch_size=32, epochs=3)
+    config = TrainConfig(workload="tests.rank.tiny:Tiny", batch_size=32, epochs=3, num_workers=1)
     seen: list[Reported] = []
     fit(config, storage=str(tmp_path), run="run", on_log=None, on_report=seen.append)
     # Retention has deleted some of their checkpoints: they are reports all the same.

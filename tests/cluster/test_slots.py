@@ -25,8 +25,10 @@ HERE = "tests.cluster.functions"
 
 
 @pytest.fixture
-def slots() -> Iterator[Slots]:
-    found = Slots.start(Layout.of(CONFIG), [HERE])
+def slots(request: pytest.FixtureRequest) -> Iterator[Slots]:
+    """Four, if the test does not ask for fewer."""
+    given = {"num_workers": getattr(request, "param", CONFIG.num_workers)}
+    found = Slots.start(Layout.of(CONFIG.model_copy(update=given)), [HERE])
     yield found
     found.end()
 
@@ -89,6 +91,7 @@ def a_spare(slots: Slots, mark: Path) -> int:
     return int(mark.read_text())
 
 
+@pytest.mark.parametrize("slots", [2], indirect=True)
 def test_a_spare_takes_the_place_of_a_worker_that_died(slots: Slots, tmp_path: Path) -> None:
     before, spare = pids(slots), a_spare(slots, tmp_path / "spare")
     assert spare not in before.values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -42,26 +43,32 @@ def table() -> list[list[int]]:
     return [list(map(int, row)) for row in confusion_matrix(truth, called)]
 
 
-def drawn() -> dict[str, Figure | None]:
-    scores = score_figures.class_scores(table(), NAMES)
+def scores() -> list[score_figures.ClassScore]:
+    return score_figures.class_scores(table(), NAMES)
+
+
+def worst_examples() -> Figure | None:
     image = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    return {
-        "curves": figures.curves(ENTRIES),
-        "learning rate": figures.learning_rate(ENTRIES),
-        "throughput": figures.throughput(ENTRIES),
-        "confusion": figures.confusion_matrix(table(), NAMES, "test"),
-        "per class": score_figures.per_class(scores, "test"),
-        "calibration": score_figures.calibration(CLASSIFIER, "test"),
-        "two classes": score_figures.two_classes(BINARY, "test"),
-        "residuals": score_figures.residuals(REGRESSOR, "test"),
-        "worst": score_figures.worst_examples([image] * 16, WORST, NAMES, "test"),
-    }
+    return score_figures.worst_examples([image] * 16, WORST, NAMES, "test")
+
+
+DRAWN: dict[str, Callable[[], Figure | None]] = {
+    "curves": lambda: figures.curves(ENTRIES),
+    "learning rate": lambda: figures.learning_rate(ENTRIES),
+    "throughput": lambda: figures.throughput(ENTRIES),
+    "confusion": lambda: figures.confusion_matrix(table(), NAMES, "test"),
+    "per class": lambda: score_figures.per_class(scores(), "test"),
+    "calibration": lambda: score_figures.calibration(CLASSIFIER, "test"),
+    "two classes": lambda: score_figures.two_classes(BINARY, "test"),
+    "residuals": lambda: score_figures.residuals(REGRESSOR, "test"),
+    "worst": worst_examples,
+}
 
 
 @pytest.mark.promise("figures")
-@pytest.mark.parametrize("name", list(drawn()))
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_figure_is_dark_on_a_white_of_its_own(name: str) -> None:
-    figure = drawn()[name]
+    figure = DRAWN[name]()
     assert figure is not None
     picture = np.asarray(Image.open(io.BytesIO(figures.png(figure))).convert("RGBA"))
     # Nothing of the page shines through, whatever its colour.

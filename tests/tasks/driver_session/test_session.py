@@ -71,7 +71,8 @@ def test_a_flow_in_another_thread_has_the_session_that_is_attached_even_once_clo
 def test_a_dead_driver_is_replaced_for_the_next_try(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    request = RetrainParameters(run="r", storage=str(tmp_path), tracking_uri="").request()
+    given = {"run": "r", "storage": str(tmp_path), "tracking_uri": "", "num_workers": 1}
+    request = RetrainParameters(**given).request()
     lines: list[str] = []
     with suppress(UserCodeError), open_session(request) as session:
         assert session_of(request) is session
