@@ -19,9 +19,9 @@ KILLED_IN_PLACE_RANK = "train_core.tools.killed_in_place"
 """One rank without Ray, of a training that goes on in place: started by its `train_in_place`."""
 PROGRAMS = (DRIVER, JOB, ISOLATED_CALL, STANDALONE_RANK, KILLED_IN_PLACE_RANK)
 
-TRAIN = "train_core.rank.training:train"
+TRAIN_RANK = "train_core.rank.training:train"
 """One rank of a training."""
-PREPARE = "train_core.rank.training:prepare"
+PREPARE_SPARE = "train_core.rank.training:prepare"
 """What a spare does while it waits for a rank's place."""
 MEASURE_SHARD = "train_core.scoring.evaluate:measure_one_shard"
 """One shard of an evaluation."""
@@ -31,7 +31,7 @@ SCORE_ROWS = "train_core.scoring.gate_rows:score_rows"
 """One shard of the rows on which a gate compares two models."""
 MEASURE_COST = "train_core.scoring.gate_rows:measure_cost"
 """The latency and the size of one model."""
-WORKER_FUNCTIONS = (TRAIN, PREPARE, MEASURE_SHARD, SCORE_PART, SCORE_ROWS, MEASURE_COST)
+WORKER_FUNCTIONS = (TRAIN_RANK, PREPARE_SPARE, MEASURE_SHARD, SCORE_PART, SCORE_ROWS, MEASURE_COST)
 """What a worker of the pool runs."""
 
 DELETE_TRACKING = "train_core.tracking.mlflow.existing_runs:delete_runs"

@@ -1,5 +1,6 @@
-"""What evertrain uses of torchmetrics, which it imports here in less time, and nowhere else.
+"""What evertrain uses of torchmetrics, imported in less time.
 
+Only workloads import torchmetrics themselves: `workload` has imported this module before them.
 torchmetrics loads all of scipy.signal, to put a name back into it that an audio metric once needed.
 """
 

@@ -1,7 +1,7 @@
 """The stages of a run, each declared once: what it is given, what it gives, and what it is called.
 
 A flow starts a stage as a task (`tasks/stages.py`), the driver carries it out
-(`driver/stages.py`), and between the two its arguments and its answer travel as JSON. A new
+(`driver/run_stages.py`), and between the two its arguments and its answer travel as JSON. A new
 stage is declared here, carried out there, and called in the flow.
 """
 

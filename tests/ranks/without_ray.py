@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from train_core.driver.ray_session import LocalRaySession
-from train_core.driver.stages import RunStages
+from train_core.driver.run_stages import RunStages
 from train_core.requests import DriverRequest
 
 

@@ -25,8 +25,8 @@ from train_core.cluster.lent import use_lent
 from train_core.cluster.runtime import dead_ray
 from train_core.driver.pipe_transport import PipeTransport
 from train_core.driver.ray_session import LocalRaySession
+from train_core.driver.run_stages import stages_of
 from train_core.driver.server import Stages, StageServer
-from train_core.driver.stages import stages_of
 from train_core.proxies import ask_loopback_directly
 from train_core.requests import Request
 from train_core.text.log_lines import set_up_logging

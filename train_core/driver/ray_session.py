@@ -14,13 +14,13 @@ from train_core.cluster.resources import check_resources, fits_here, with_gpus
 from train_core.config import TrainConfig
 from train_core.described_errors import describe, rebuild
 from train_core.driver.runner import runner_of
-from train_core.entry_points import MEASURE_SHARD, TRAIN
+from train_core.entry_points import MEASURE_SHARD, TRAIN_RANK
 from train_core.timing import TIMING, Timing
 
 if TYPE_CHECKING:
     from train_core.cluster.pool import WorkerPool
 
-PRELOAD = (*(name.partition(":")[0] for name in (TRAIN, MEASURE_SHARD)), "torch._dynamo")
+PRELOAD = (*(name.partition(":")[0] for name in (TRAIN_RANK, MEASURE_SHARD)), "torch._dynamo")
 """What the workers import as they start: torch, what trains and evaluates, and what torch imports
 with the first optimizer.
 """

@@ -20,8 +20,8 @@ from train_core import TrainConfig
 from train_core.described_errors import rebuild
 from train_core.driver.job.mailbox_transport import MailboxTransport
 from train_core.driver.ray_session import ClusterRaySession
+from train_core.driver.run_stages import stages_of
 from train_core.driver.server import Stages, StageServer
-from train_core.driver.stages import stages_of
 from train_core.errors import ConfigError, NotFiniteError, StageError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, Prepared, Request

@@ -23,7 +23,7 @@ from train_core.cluster.scaling import ClusterWatch, number_of_workers, room_for
 from train_core.cluster.spares import SpareRules
 from train_core.config import LOCAL, TrainConfig
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
-from train_core.entry_points import PREPARE, TRAIN
+from train_core.entry_points import PREPARE_SPARE, TRAIN_RANK
 from train_core.errors import StorageError
 from train_core.policy.membership import keeps_workers
 from train_core.policy.restarts import Asked, Ended
@@ -51,7 +51,9 @@ class PoolLauncher:
     `function` is what each rank runs. `pace` is that of who follows the training.
     """
 
-    def __init__(self, pool: WorkerPool, function: str = TRAIN, pace: Pace | None = None) -> None:
+    def __init__(
+        self, pool: WorkerPool, function: str = TRAIN_RANK, pace: Pace | None = None
+    ) -> None:
         self._pool = pool
         self._pace = pace
         self._function = function
@@ -183,7 +185,7 @@ def _spares(attempt: Attempt, config: TrainConfig) -> SpareRules | None:
         # Who has lent them has counted what trials take.
         number = 0
     folder = attempt.folder.with_retries(SHORT)
-    return SpareRules(number, PREPARE, (folder.url, config), partial(_left_s, folder))
+    return SpareRules(number, PREPARE_SPARE, (folder.url, config), partial(_left_s, folder))
 
 
 def _left_s(folder: RunFolder) -> float | None:

@@ -16,8 +16,8 @@ from functools import partial
 
 from train_core.driver.job.mailbox_transport import MailboxTransport
 from train_core.driver.ray_session import ClusterRaySession
+from train_core.driver.run_stages import stages_of
 from train_core.driver.server import StageServer
-from train_core.driver.stages import stages_of
 from train_core.errors import ConfigError
 from train_core.inside import mark_this_process
 from train_core.policy.end_status import EndStatus

@@ -17,8 +17,8 @@ from train_core.cluster.pool import WorkerPool
 from train_core.config import TrainConfig
 from train_core.driver.held_run import HeldRun
 from train_core.driver.ray_session import ClusterRaySession
+from train_core.driver.run_stages import RunStages
 from train_core.driver.scoring_stages import ScoringStages
-from train_core.driver.stages import RunStages
 from train_core.errors import FencedError, StorageError
 from train_core.policy.end_status import EndStatus
 from train_core.requests import DriverRequest, ScoringRequest
