@@ -176,7 +176,7 @@ def test_an_object_too_large_for_one_request_is_not_created(store: Store) -> Non
 
 
 def test_a_large_file_comes_back_the_same(store: Store, tmp_path: Path) -> None:
-    data = os.urandom(120 * 2**20)  # several parts on S3
+    data = os.urandom((30 if store.is_local else 120) * 2**20)  # several parts on S3
     (tmp_path / "sent").write_bytes(data)
     store.upload(tmp_path / "sent", "folder/large")
     digest = store.download("folder/large", tmp_path / "received")
