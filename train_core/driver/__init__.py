@@ -5,7 +5,7 @@ pipe_transport  calls and answers as lines, by the pipes of that process
 job/            the driver as a job of a cluster, whose calls come by a mailbox
 server          carries out the calls that a transport brings, and answers each
 
-stages          the stages of a run, as the driver carries them out
+run_stages      the stages of a run, as the driver carries them out
 preparing/      before a training: the request is checked, the run is created and taken
 held_run        the run that a driver has: its lease, the heartbeats, its supervisor
 ray_session     the Ray of one request and the pool of workers on it, here or on a cluster
