@@ -6,21 +6,17 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-import torchmetrics
 from pydantic import Field
-from torch import Tensor, nn
-from torchmetrics import Metric
+from torch import nn
 
 from tests.chaos.standing import NOTES, stand_still
-from train_core import ArrayDataset, Batch, Columns, Settings, Workload
+from tests.rank.tiny import Tiny, TinySettings
+from train_core import ArrayDataset
 from train_core.datasets.protocols import Split
-from train_core.policy.samples.randomness import SampleRandom
 
 ROWS = 400
 """Rows of each file that arrives."""
@@ -47,19 +43,18 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.parquet"))
 
 
-class GrowingSettings(Settings):
+class GrowingSettings(TinySettings):
     """Where the files are."""
 
     data: str = Field(description="A folder of Parquet files.")
-    learning_rate: float = 0.01
     pause_s: float = Field(default=0, description="What a step takes longer, so that it is struck.")
 
 
-class Growing(Workload[GrowingSettings]):
-    """A small network on all files that are there when a run begins."""
+class Growing(Tiny):
+    """The tiny network on all files that are there when a run begins."""
 
     Settings = GrowingSettings
-    class_names = ("no", "yes")
+    settings: GrowingSettings
 
     def sources(self) -> Mapping[str, str]:
         return {"days": f"{self.settings.data}/*.parquet"}
@@ -71,43 +66,14 @@ class Growing(Workload[GrowingSettings]):
             with file.open() as opened:
                 tables.append(pq.read_table(opened))
         table = pa.concat_tables(tables)
-        columns = {name: table[name].to_numpy() for name in table.column_names}
         of_split = np.array([SPLIT_OF_REST.get(rest, "train") for rest in range(10)]) == split
-        chosen = of_split[columns["row"] % 10]
-        return ArrayDataset(**{name: column[chosen] for name, column in columns.items()})
-
-    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
-        """The features as float32, with a little noise in training."""
-        inputs = np.stack([columns[name] for name in FEATURES], axis=1)
-        if random is not None:
-            inputs = inputs + 0.05 * random.uniform(len(FEATURES))
-        batch = {"inputs": torch.from_numpy(inputs.astype(np.float32))}
-        if "label" in columns:
-            batch["targets"] = torch.from_numpy(columns["label"])
-        return batch
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(len(FEATURES), 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2)
-        )
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), self.settings.learning_rate)
-
-    def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(outputs, batch["targets"])
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"accuracy": torchmetrics.Accuracy("multiclass", num_classes=2)}
-
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
-        metric.update(outputs.argmax(1), batch["targets"])
-
-    def predictions(self, outputs: Any) -> dict[str, Tensor]:
-        return {"prediction": outputs.argmax(1)}
+        chosen = table.filter(of_split[table["row"].to_numpy() % 10])
+        x = np.stack([chosen[name].to_numpy() for name in FEATURES], axis=1).astype(np.float32)
+        return ArrayDataset(x=x, label=chosen["label"].to_numpy())
 
     def after_step(self, model: nn.Module, step: int) -> None:
         """Stand still if there is a folder of notes for it; the first that comes, and once."""
+        super().after_step(model, step)
         time.sleep(self.settings.pause_s)
         if step == HELD_STEP and Path(os.environ.get(NOTES, "-")).is_dir():
             stand_still()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,10 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import BinaryAveragePrecision
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAveragePrecision
 from torchmetrics.image import PeakSignalNoiseRatio
 
-from train_core import ArrayDataset, Batch, Columns, Settings, Split, Workload
+from train_core import ArrayDataset, Batch, Columns, Dataset, Settings, Split, Stream, Workload
 from train_core.policy.samples.randomness import SampleRandom
 from train_core.rehearsal.few_rows import NUM_ROWS
 
@@ -46,14 +46,41 @@ class Right(Workload[Settings]):
         return nn.functional.binary_cross_entropy_with_logits(outputs, targets)
 
     def metrics(self) -> Mapping[str, Metric]:
-        return {"accuracy": torchmetrics.classification.BinaryAccuracy()}
+        return {"accuracy": BinaryAccuracy()}
 
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str = "") -> None:
         metric.update(outputs[:, 0].sigmoid(), batch["targets"])
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         score = outputs[:, 0].sigmoid()
         return {"prediction": (score > 0.5).long(), "score": score}
+
+
+def but(**methods: Callable[..., Any]) -> type[Right]:
+    """The one that is right, but for these methods, which are called without the workload."""
+    return type("Odd", (Right,), {name: staticmethod(one) for name, one in methods.items()})
+
+
+def modelled(make: Callable[[], nn.Module]) -> type[Right]:
+    """It trains another model."""
+    return but(model=make)
+
+
+def scheduled(make: Callable[[torch.optim.Optimizer, int], Any]) -> type[Right]:
+    """It has a schedule."""
+    return but(schedule=make)
+
+
+def measured(
+    update: Callable[[Any, Any, Batch], object] | None = None, **made: Callable[[], Metric]
+) -> type[Right]:
+    """It has other metrics, and maybe updates them otherwise."""
+    methods = {"update_metric": update} if update else {}
+    return but(metrics=lambda: {name: make() for name, make in made.items()}, **methods)
+
+
+def with_float_targets(metric: Metric, outputs: Tensor, batch: Batch) -> None:
+    metric.update(outputs[:, 0].sigmoid(), batch["targets"].float())
 
 
 class WithoutLabel(Right):
@@ -75,89 +102,147 @@ class OfManySamples(Right):
         return loss if len(outputs) >= 12 else loss * float("nan")
 
 
-class Logits(Right):
-    """torchmetrics applies a sigmoid by what a batch contains."""
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"precision": BinaryAveragePrecision()}
-
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
-        metric.update(outputs[:, 0], batch["targets"])
+Logits = measured(
+    lambda metric, outputs, batch: metric.update(outputs[:, 0], batch["targets"]),
+    precision=BinaryAveragePrecision,
+)
+"""torchmetrics applies a sigmoid by what a batch contains."""
 
 
-class MeanOfBatches(Metric):
-    """Adds up the means of batches, and divides by their number."""
+class Sums(Metric):
+    """Adds up two numbers of each batch, and divides them; sums are merged as `reduced` says."""
 
     full_state_update = False
+    reduced = "sum"
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("batches", torch.tensor(0.0), dist_reduce_fx="sum")
+        for name in ("total", "count"):
+            self.add_state(name, torch.tensor(0.0), dist_reduce_fx=self.reduced)
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        self.total += ((preds > 0.5) == target).float().mean() ** 2
-        self.batches += 1
+        total, count = self.of(preds, target)
+        self.total += total
+        self.count += count
+
+    def of(self, preds: Tensor, target: Tensor) -> tuple[Any, int]:
+        return ((preds > 0.5) == target).sum(), len(target)
 
     def compute(self) -> Tensor:
-        return self.total / self.batches
+        return self.total / self.count
 
 
-class Batches(Right):
-    """A metric of the batches, not of the rows."""
+class MeanOfBatches(Sums):
+    """Adds up the means of batches, and divides by their number."""
 
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"squared": MeanOfBatches()}
+    def of(self, preds: Tensor, target: Tensor) -> tuple[Any, int]:
+        return ((preds > 0.5) == target).float().mean() ** 2, 1
 
 
-class Averaged(Metric):
+class Averaged(Sums):
     """Its state is the mean, which shards of other sizes, or counts, do not merge."""
 
-    full_state_update = False
+    reduced = "max"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="max")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        self.total += preds.sum()
+    def of(self, preds: Tensor, target: Tensor) -> tuple[Any, int]:
+        return preds.sum(), 0
 
     def compute(self) -> Tensor:
         return self.total
 
 
-class WronglyMerged(Right):
-    """The largest of sums is no sum."""
+class StatesOfMeans(Sums):
+    """A ratio of two means, which is that of the sums."""
 
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"total": Averaged()}
-
-
-class SignalToNoise(Right):
-    """A metric of torchmetrics with states of several kinds."""
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"psnr": PeakSignalNoiseRatio(data_range=1.0)}
-
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
-        metric.update(outputs[:, 0].sigmoid(), batch["targets"].float())
+    reduced = "mean"
 
 
-class InBatch(Right):
-    """Each sample is compared with the others of its batch."""
+Batches = measured(squared=MeanOfBatches)
+"""A metric of the batches, not of the rows."""
+WronglyMerged = measured(total=Averaged)
+"""The largest of sums is no sum."""
+RatioOfMeans = measured(accuracy=StatesOfMeans)
+"""Right on any number of shards."""
+SignalToNoise = measured(with_float_targets, psnr=lambda: PeakSignalNoiseRatio(data_range=1.0))
+"""A metric of torchmetrics with states of several kinds."""
+Correlated = measured(with_float_targets, correlation=torchmetrics.PearsonCorrCoef)
+"""torchmetrics' Pearson puts states together itself, which nothing reduces."""
+Ranged = measured(
+    with_float_targets,
+    nrmse=lambda: torchmetrics.NormalizedRootMeanSquaredError(normalization="range"),
+)
+"""torchmetrics merges its states of two shards, and of three none."""
+MeanOfMeans = measured(
+    lambda metric, outputs, _: metric.update(outputs[:, 0].sigmoid().mean()),
+    score=torchmetrics.MeanMetric,
+)
+"""The mean of the batches' means, of which the last has fewer rows."""
+Called = measured(
+    lambda metric, outputs, batch: metric(outputs[:, 0].sigmoid(), batch["targets"]),
+    auroc=BinaryAUROC,
+)
+"""Calls the metric, which updates it and computes it, too."""
+Squeezed = measured(
+    lambda metric, outputs, batch: metric.update(outputs.squeeze().sigmoid(), batch["targets"]),
+    accuracy=BinaryAccuracy,
+)
+"""Of a row alone the outputs have no dimension."""
+BrokenInEvaluation = measured(
+    lambda metric, outputs, batch: metric.update(outputs[:, 0].sigmoid(), batch["answers"]),
+    accuracy=BinaryAccuracy,
+)
+"""Its metric reads a column that the batch has not."""
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return (outputs - outputs.T).abs().log1p().logsumexp(1).mean()
+
+class Lists(Metric):
+    """Keeps a list, of which the mean shall be taken."""
+
+    reduced = "mean"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("kept", [], dist_reduce_fx=self.reduced)
+
+    def update(self, scores: Tensor, targets: Tensor) -> None:
+        self.kept.append(scores)
+
+    def compute(self) -> Tensor:
+        return torch.cat(self.kept).median()
 
 
-class NeedsTargets(Right):
-    """Inference has no targets."""
+class Texts(Lists):
+    """Keeps texts."""
 
-    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
-        return {
-            "inputs": torch.from_numpy(np.array(columns["x"])),
-            "targets": torch.from_numpy(np.array(columns["label"])),
-        }
+    reduced = "cat"
+
+    def update(self, scores: Tensor, targets: Tensor) -> None:
+        self.kept.append("yes")
+
+
+MeanOfLists, KeepsTexts = measured(median=Lists), measured(texts=Texts)
+"""The one's metric has a list that cannot be merged, the other's states that are no tensors."""
+
+
+class HungryInEvaluation(Right):
+    """Measures batches of more than 16 rows only: there are 64."""
+
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str = "") -> None:
+        if len(outputs) <= 16:
+            raise ValueError("too few rows to rank")
+        super().update_metric(metric, outputs, batch, name)
+
+
+InBatch = but(loss=lambda outputs, _: (outputs - outputs.T).abs().log1p().logsumexp(1).mean())
+"""Each sample is compared with the others of its batch."""
+Broken = but(loss=lambda outputs, batch: outputs.mean() / batch["weights"].mean())
+"""A mistake in the loss."""
+NeedsTargets = but(
+    prepare=lambda columns, _: {
+        "inputs": torch.from_numpy(np.array(columns["x"])),
+        "targets": torch.from_numpy(np.array(columns["label"])),
+    }
+)
+"""Inference has no targets."""
 
 
 class Leaks(Right):
@@ -168,70 +253,91 @@ class Leaks(Right):
         return batch
 
 
-class NoRowAlone(Right):
-    """`squeeze` takes the dimension of the rows as well, if there is one row."""
-
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        return torch.atleast_1d(model(batch["inputs"]).squeeze())[:, None]
-
-    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
-        return {"score": outputs[:, 0] - outputs[:, 0].mean()}
-
-
-class NotFinite(Right):
-    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
-        return {"score": (outputs[:, 0] * 0).log() * 0}
-
-
-class TooLong(Right):
-    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
-        return {"score": outputs.repeat(2, 1)[:, 0]}
-
-
-class Short(Right):
-    """The schedule is for fewer steps than the training has."""
-
-    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
-
-
-class NoRate(Right):
-    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(np.sqrt(9.0 - step)))
+NoRowAlone = but(
+    forward=lambda model, batch: torch.atleast_1d(model(batch["inputs"]).squeeze())[:, None],
+    predictions=lambda outputs: {"score": outputs[:, 0] - outputs[:, 0].mean()},
+)
+"""`squeeze` takes the dimension of the rows as well, if there is one row."""
+NotFinite = but(predictions=lambda outputs: {"score": (outputs[:, 0] * 0).log() * 0})
+TooLong = but(predictions=lambda outputs: {"score": outputs.repeat(2, 1)[:, 0]})
+Reserved = but(predictions=lambda outputs: {"id": outputs[:, 0]})
+NoColumn = but(predictions=lambda outputs: {"mean": outputs.mean(), "list": outputs[:, 0].tolist()})
+Short = scheduled(
+    lambda optimizer, _: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
+)
+"""The schedule is for fewer steps than the training has."""
+NoRate = scheduled(
+    lambda optimizer, _: torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: float(np.sqrt(9.0 - step))
+    )
+)
+ListedRates = scheduled(
+    lambda optimizer, total_steps: torch.optim.lr_scheduler.LambdaLR(
+        optimizer, ([1.0] * total_steps).__getitem__
+    )
+)
+"""A rate for each step, and none beyond."""
 
 
-class Drawing(nn.Module):
-    """Draws from the operating system, which no seed decides."""
+@scheduled
+def ShortSecond(optimizer: torch.optim.Optimizer, total_steps: int) -> Any:  # noqa: N802 (a class)
+    """The second of two schedules is for fewer steps than are left to it."""
+    first = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
+    second = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=30)
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], milestones=[5])
+
+
+class BareSchedule:
+    """Only steps."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+
+NoStateOfSchedule = scheduled(lambda *_: BareSchedule())
+"""Its schedule has no state_dict."""
+
+
+class Factored(nn.Module):
+    """A linear layer, whose outputs are multiplied by a factor."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) * random.SystemRandom().random()
+        return self.linear(x) * self.factor()
+
+    def factor(self) -> float:
+        """From the operating system, which no seed decides."""
+        return random.SystemRandom().random()
 
 
-class NotRepeatable(Right):
-    def model(self) -> nn.Module:
-        return Drawing()
-
-
-class Counting(nn.Module):
+class Counting(Factored):
     """Counts its steps in an attribute, which no checkpoint has."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, 1)
         self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def factor(self) -> float:
         self.calls += self.training
-        return self.linear(x) * (1.0 + 0.1 * self.calls)
+        return 1.0 + 0.1 * self.calls
 
 
-class LostState(Right):
-    def model(self) -> nn.Module:
-        return Counting()
+class Scaled(Factored):
+    """Its scale is a parameter that has to be positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.distributions.Normal(self.linear(x), self.scale, validate_args=True).mean
+
+
+NotRepeatable, LostState, Normal = modelled(Factored), modelled(Counting), modelled(Scaled)
+Lazy = modelled(lambda: nn.LazyLinear(1))
 
 
 class SharedBuffer(Right):
@@ -239,25 +345,8 @@ class SharedBuffer(Right):
 
     def model(self) -> nn.Module:
         model = super().model()
-        weight = model.get_parameter("0.weight")
-        model.register_buffer("first", weight.detach()[1:4])
+        model.register_buffer("first", model.get_parameter("0.weight").detach()[1:4])
         return model
-
-
-class BrokenInEvaluation(Right):
-    """Its metric reads a column that the batch has not."""
-
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
-        metric.update(outputs[:, 0].sigmoid(), batch["answers"])
-
-
-class HungryInEvaluation(Right):
-    """Measures batches of more than 16 rows only: there are 64."""
-
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
-        if len(outputs) <= 16:
-            raise ValueError("too few rows to rank")
-        super().update_metric(metric, outputs, batch, name)
 
 
 class Hungry(Right):
@@ -310,58 +399,18 @@ class KeepsModel(Right):
         self.anchor = [tensor.clone() for tensor in state["anchor"]]
 
 
-class Broken(Right):
-    """A mistake in the loss."""
-
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return outputs.mean() / batch["weights"].mean()
-
-
-class Normal(Right):
-    """Its scale is a parameter that has to be positive."""
-
-    def model(self) -> nn.Module:
-        return Scaled()
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.scale = nn.Linear(WIDTH, 1), nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.distributions.Normal(self.linear(x), self.scale, validate_args=True).mean
-
-
-class Called(Right):
-    """Calls the metric, which updates it and computes it, too."""
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"auroc": torchmetrics.classification.BinaryAUROC()}
-
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str = "") -> None:
-        metric(outputs[:, 0].sigmoid(), batch["targets"])
-
-
-class Squeezed(Right):
-    """Of a row alone the outputs have no dimension."""
-
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str = "") -> None:
-        metric.update(outputs.squeeze().sigmoid(), batch["targets"])
-
-
 class OneRow(Right):
     """A validation split of one row."""
 
+    num_validation = 1
+
     def dataset(self, split: Split) -> ArrayDataset:
         whole = super().dataset(split)
-        return whole if split == "train" else ArrayDataset(**whole[:1])
+        return whole if split == "train" else ArrayDataset(**whole[: self.num_validation])
 
 
-class Empty(Right):
-    def dataset(self, split: Split) -> ArrayDataset:
-        whole = super().dataset(split)
-        return whole if split == "train" else ArrayDataset(**whole[:0])
+class Empty(OneRow):
+    num_validation = 0
 
 
 class AsManyWeights(Right):
@@ -387,11 +436,6 @@ class Unnamed(Right):
         return {"class": super().predictions(outputs)["prediction"]}
 
 
-class Reserved(Right):
-    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
-        return {"id": outputs[:, 0]}
-
-
 class FewClasses(Right):
     class_names = ("no",)
 
@@ -407,9 +451,7 @@ class SoftTargets(Right):
             batch["targets"] = batch["targets"].float() * 0.8 + 0.1
         return batch
 
-    def update_metric(
-        self, metric: torchmetrics.Metric, outputs: Any, batch: Batch, name: str
-    ) -> None:
+    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(outputs[:, 0].sigmoid(), batch["targets"] > 0.5)
 
 
@@ -417,120 +459,11 @@ class NoPredictions(Right):
     predictions = Workload.predictions
 
 
-class NoColumn(Right):
-    def predictions(self, outputs: Tensor) -> dict[str, Any]:
-        return {"mean": outputs.mean(), "list": outputs[:, 0].tolist()}
-
-
-class Lazy(Right):
-    def model(self) -> nn.Module:
-        return nn.LazyLinear(1)
-
-
-class ShortSecond(Right):
-    """The second of two schedules is for fewer steps than are left to it."""
-
-    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
-        first = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
-        second = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=30)
-        return torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], milestones=[5])
-
-
 class OnlyInWorkers(Right):
     """Asks the process group, which the workers have."""
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return super().loss(outputs, batch) * torch.distributed.get_world_size()
-
-
-class ListedRates(Right):
-    """A rate for each step, and none beyond."""
-
-    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
-        rates = [1.0] * total_steps
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rates[step])
-
-
-class StatesOfMeans(Metric):
-    """A ratio of two means, which is that of the sums."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("right", torch.tensor(0.0), dist_reduce_fx="mean")
-        self.add_state("rows", torch.tensor(0.0), dist_reduce_fx="mean")
-
-    def update(self, scores: Tensor, targets: Tensor) -> None:
-        self.right += ((scores > 0.5) == targets).sum()
-        self.rows += len(targets)
-
-    def compute(self) -> Tensor:
-        return self.right / self.rows
-
-
-class RatioOfMeans(Right):
-    """Right on any number of shards."""
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"accuracy": StatesOfMeans()}
-
-
-class Correlated(Right):
-    """torchmetrics' Pearson puts states together itself, which nothing reduces."""
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"correlation": torchmetrics.PearsonCorrCoef()}
-
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
-        metric.update(outputs[:, 0].sigmoid(), batch["targets"].float())
-
-
-class Lists(Metric):
-    """Keeps a list, of which the mean shall be taken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("kept", [], dist_reduce_fx="mean")
-
-    def update(self, scores: Tensor, targets: Tensor) -> None:
-        self.kept.append(scores)
-
-    def compute(self) -> Tensor:
-        return torch.cat(self.kept).median()
-
-
-class MeanOfLists(Right):
-    """Its metric's list cannot be merged."""
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"median": Lists()}
-
-
-class Texts(Lists):
-    """Keeps texts."""
-
-    def __init__(self) -> None:
-        torchmetrics.Metric.__init__(self)
-        self.add_state("kept", [], dist_reduce_fx="cat")
-
-    def update(self, scores: Tensor, targets: Tensor) -> None:
-        self.kept.append("yes")
-
-
-class KeepsTexts(Right):
-    """Its metric's states are no tensors."""
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"texts": Texts()}
-
-
-class MeanOfMeans(Right):
-    """The mean of the batches' means, of which the last has fewer rows."""
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"score": torchmetrics.MeanMetric()}
-
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
-        metric.update(outputs[:, 0].sigmoid().mean())
 
 
 class Moving(nn.Module):
@@ -547,11 +480,10 @@ class Moving(nn.Module):
         return x - self.mean if self.training else x
 
 
-class MovedByEvaluation(Right):
-    """What is trained depends on which rows were validated here."""
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(WIDTH, 8), Moving(), nn.ReLU(), nn.Linear(8, 1))
+MovedByEvaluation = modelled(
+    lambda: nn.Sequential(nn.Linear(WIDTH, 8), Moving(), nn.ReLU(), nn.Linear(8, 1))
+)
+"""What is trained depends on which rows were validated here."""
 
 
 class Weighs(Right):
@@ -578,11 +510,8 @@ class Remembers(torch.optim.SGD):
             p.sub_(0.01 * p.grad / (1 + sum(self.norms[:-12])))
 
 
-class ListOfNorms(Right):
-    """A resume loses the list."""
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return Remembers(model.parameters(), lr=0.01)
+ListOfNorms = but(optimizer=lambda model: Remembers(model.parameters(), lr=0.01))
+"""A resume loses the list."""
 
 
 class Delegating(torch.optim.Optimizer):
@@ -613,43 +542,16 @@ class Delegating(torch.optim.Optimizer):
         self.inner.step()
 
 
-class Delegated(Right):
-    """Right: the inner optimizer is saved and restored."""
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return Delegating(torch.optim.Adam(model.parameters(), lr=0.01))
+Delegated = but(optimizer=lambda model: Delegating(torch.optim.Adam(model.parameters(), lr=0.01)))
+"""Right: the inner optimizer is saved and restored."""
 
 
 class DrawsInEvaluation(Right):
-    """Adds noise to what it predicts."""
+    """Adds noise to what it predicts, which an evaluation seeds."""
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         outputs: Tensor = model(batch["inputs"])
         return outputs + torch.randn_like(outputs)
-
-
-class BareSchedule:
-    """Only steps."""
-
-    def step(self) -> None:
-        """Do nothing."""
-
-
-class NoStateOfSchedule(Right):
-    """Its schedule has no state_dict."""
-
-    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
-        return BareSchedule()
-
-
-class Ranged(Right):
-    """torchmetrics merges its states of two shards, and of three none."""
-
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"nrmse": torchmetrics.NormalizedRootMeanSquaredError(normalization="range")}
-
-    def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
-        metric.update(outputs[:, 0].sigmoid(), batch["targets"].float())
 
 
 class Growing(nn.Module):
@@ -669,15 +571,91 @@ class Growing(nn.Module):
         return x
 
 
-class KeepsRows(Right):
-    """Its evaluation adds rows to a buffer."""
+def with_rows(*, keeps: bool) -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 8), Growing(keeps=keeps), nn.Linear(8, 1))
+
+
+KeepsRows = modelled(lambda: with_rows(keeps=True))
+"""Its evaluation adds rows to a buffer."""
+GrowingCache = modelled(lambda: with_rows(keeps=False))
+"""Right: its cache is not saved, and made anew."""
+
+
+# Those whose predictions would be other ones where they are served, and two that are right.
+
+
+class Fits(Right):
+    """What it needs of its data it fits: it is served as it was trained."""
+
+    def fit(self, train: Dataset | Stream) -> Any:
+        assert isinstance(train, ArrayDataset)
+        return {"mean": train.columns["x"].mean(0)}
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        x = (columns["x"] - self.fitted["mean"]).astype(np.float32)
+        return super().prepare({**columns, "x": x}, random)
+
+
+class ReadsFiles(Right):
+    """Reads a file of its training for each batch."""
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        self.files("words")
+        return super().prepare(columns, random)
+
+    def sources(self) -> dict[str, str]:
+        return {"words": __file__}
+
+
+class ModelReadsFiles(ReadsFiles):
+    """Reads a file of its training for its model."""
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        return Right.prepare(self, columns, random)
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(WIDTH, 8), Growing(keeps=True), nn.Linear(8, 1))
+        self.files("words")
+        return super().model()
 
 
-class GrowingCache(Right):
-    """Right: its cache is not saved, and made anew."""
+class KeptByDataset(Right):
+    """What `dataset` found in the training data is no part of the model."""
 
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(WIDTH, 8), Growing(keeps=False), nn.Linear(8, 1))
+    scale = 1.0
+
+    def dataset(self, split: Split) -> ArrayDataset:
+        found = super().dataset(split)
+        self.scale = float(found.columns["x"].std()) * 3
+        return found
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        x = (columns["x"] * self.scale).astype(np.float32)
+        return super().prepare({**columns, "x": x}, random)
+
+
+class NeededOfDataset(KeptByDataset):
+    """The same, and nothing is there before."""
+
+    def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
+        x = (columns["x"] * vars(self)["scale"]).astype(np.float32)
+        return Right.prepare(self, {**columns, "x": x}, random)
+
+
+class KeptByTraining(Right):
+    """What training found is no part of the model."""
+
+    shift = 0.0
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        self.shift += 1.0
+
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        return {"score": (outputs[:, 0] + self.shift).sigmoid()}
+
+
+class FittedMetric(Fits):
+    """What it measures depends on what it fitted."""
+
+    def metrics(self) -> Mapping[str, Metric]:
+        assert self.fitted is not None
+        return super().metrics()

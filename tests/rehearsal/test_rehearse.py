@@ -138,7 +138,7 @@ def test_a_metric_that_merges_two_shards_only_is_refused_where_there_are_more(
 
 
 def test_a_model_that_draws_is_not_refused_for_what_it_draws() -> None:
-    assert not any(one.is_refused for one in checked("Draws").findings)
+    assert not any(one.is_refused for one in checked("DrawsInEvaluation").findings)
 
 
 def test_a_monitor_that_is_not_measured_is_refused() -> None:
@@ -147,7 +147,7 @@ def test_a_monitor_that_is_not_measured_is_refused() -> None:
 
 
 def checked(kind: str, **asked: Any) -> Rehearsal:
-    workload = f"tests.rehearsal.served:{kind}"
+    workload = f"tests.rehearsal.odd:{kind}"
     config = TrainConfig(workload=workload, batch_size=32, **asked)
     return rehearse_workload(with_monitor(config))
 
@@ -394,9 +394,7 @@ class TwoHeads(torch.nn.Module):
         return out
 
 
-class UnusedHead(odd.Right):
-    def model(self) -> torch.nn.Module:
-        return TwoHeads()
+UnusedHead = odd.modelled(TwoHeads)
 
 
 class Master(torch.optim.SGD):
@@ -411,22 +409,20 @@ class Master(torch.optim.SGD):
                 p.data.copy_(state["master"])
 
 
-class Gapped(odd.Right):
+@odd.modelled
+def Gapped() -> torch.nn.Module:  # noqa: N802 (a class)
     """A weight that is a part of a larger tensor."""
-
-    def model(self) -> torch.nn.Module:
-        made = torch.nn.Linear(odd.WIDTH, 1)
-        made.weight = torch.nn.Parameter(torch.randn(1, 4 * odd.WIDTH)[:, ::4])
-        return made
+    made = torch.nn.Linear(odd.WIDTH, 1)
+    made.weight = torch.nn.Parameter(torch.randn(1, 4 * odd.WIDTH)[:, ::4])
+    return made
 
 
-class Milestones(odd.Right):
+@odd.scheduled
+def Milestones(optimizer: torch.optim.Optimizer, total_steps: int) -> Any:  # noqa: N802 (a class)
     """Its schedule keeps a Counter."""
-
-    def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
-        first = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3)
-        second = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5])
-        return torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], [3])
+    first = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3)
+    second = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5])
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], [3])
 
 
 class Decaying(torch.nn.Module):
@@ -444,9 +440,7 @@ class Decaying(torch.nn.Module):
         return out
 
 
-class Unsaved(odd.Right):
-    def model(self) -> torch.nn.Module:
-        return Decaying()
+Unsaved = odd.modelled(Decaying)
 
 
 class Bf16(odd.Right):

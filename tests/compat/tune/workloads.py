@@ -6,18 +6,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torchmetrics
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
-from train_core import ArrayDataset, Batch, Columns, SampleRandom, Settings, Split, Workload
-from train_core.datasets.protocols import Dataset, Stream
+from tests.rank.tiny import Linear, TinySettings
+from train_core import Batch, Columns, SampleRandom
 
 
-class SearchedSettings(Settings):
-    learning_rate: float = 0.01
+class SearchedSettings(TinySettings):
+    num_train: int = 16
+    num_validation: int = 16
+    one_cycle: bool = False
+    averages: bool = False
     score: float = 0
     """The metric: who has more of it is better."""
     pause_s: float = 0
@@ -26,40 +28,24 @@ class SearchedSettings(Settings):
     """A file: while it says `closed`, no batch comes, also of a validation."""
 
 
-class Searched(Workload[SearchedSettings]):
+class Searched(Linear):
     """A linear model, four steps an epoch; at a rate of 0 its weights stay and its moments move."""
 
     Settings = SearchedSettings
+    settings: SearchedSettings
     monitor = "validation/score"
-
-    def model(self) -> nn.Module:
-        return nn.Linear(4, 2)
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), self.settings.learning_rate, weight_decay=0)
-
-    def dataset(self, split: Split) -> Dataset | Stream:
-        rng = np.random.Generator(np.random.Philox(["train", "validation", "test"].index(split)))
-        x = rng.standard_normal((16, 4)).astype(np.float32)
-        return ArrayDataset(x=x, label=(x[:, 0] > 0).astype(np.int64))
 
     def prepare(self, columns: Columns, random: SampleRandom | None) -> Batch:
         while (gate := Path(self.settings.gate)).is_file() and gate.read_text() == "closed":
             time.sleep(0.05)
-        batch = {"inputs": torch.from_numpy(np.ascontiguousarray(columns["x"], np.float32))}
-        if "label" in columns:
-            batch["targets"] = torch.from_numpy(np.ascontiguousarray(columns["label"]))
-        return batch
+        return super().prepare(columns, random)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         time.sleep(self.settings.pause_s)
-        return nn.functional.cross_entropy(outputs, batch["targets"])
+        return super().loss(outputs, batch)
 
     def metrics(self) -> dict[str, Metric]:
         return {"score": torchmetrics.MeanMetric()}
 
     def update_metric(self, metric: Metric, outputs: Any, batch: Batch, name: str) -> None:
         metric.update(torch.full((len(outputs),), self.settings.score))
-
-    def predictions(self, outputs: Any) -> dict[str, Tensor]:
-        return {"prediction": outputs.argmax(1)}

@@ -66,7 +66,7 @@ class Week:
         self.nights: list[str] = []
         self.parameters = {
             "workload": "tests.flows.deployment.points:Points",
-            "settings": {"folder": str(self.data)},
+            "settings": {"data": str(self.data)},
             "epochs": 1,
             "batch_size": 16,
             "num_workers": 1,
