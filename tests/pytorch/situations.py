@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, prune
+from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
 from tests.pytorch.case import NUM_CLASSES, NUM_INPUTS, Case, adamw
 from tests.pytorch.models import OnInputs, OnTokens, Plain
@@ -48,7 +52,15 @@ class Strided(nn.Module):
         return torch.tanh(found @ self.middle) @ self.last.t()
 
 
-class Centred(nn.Module):
+class Around(nn.Module):
+    """Does something else with the inputs before the plain model has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Plain()
+
+
+class Centred(Around):
     """Subtracts a moving mean, a buffer that each pass assigns anew."""
 
     mean: Tensor
@@ -56,7 +68,6 @@ class Centred(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(NUM_INPUTS))
-        self.inner = Plain()
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         if self.training:
@@ -64,12 +75,11 @@ class Centred(nn.Module):
         return self.inner(x - self.mean, tokens)
 
 
-class Remembering(nn.Module):
+class Remembering(Around):
     """Registers its buffer in a pass, again and again, or in passes of some samples only."""
 
     def __init__(self, *, registers_above: float = -99.0) -> None:
         super().__init__()
-        self.inner = Plain()
         self.registers_above = registers_above
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
@@ -103,7 +113,7 @@ class Observed(nn.Module):
         return self.inner(x - self.least)
 
 
-class Selecting(nn.Module):
+class Selecting(Around):
     """Keeps some of the last samples: a buffer that is None at first and has any shape then."""
 
     chosen: Tensor | None
@@ -111,7 +121,6 @@ class Selecting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("chosen", None, persistent=False)
-        self.inner = Plain()
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         before = 0.0 if self.chosen is None else self.chosen.sum(0)
@@ -210,16 +219,18 @@ class Measured(Putting):
         self.num_outputs = self(torch.zeros(2, NUM_INPUTS), torch.zeros(2, 6).long()).shape[1]
 
 
-def partly_frozen() -> nn.Module:
-    model = Plain()
-    model.first.requires_grad_(requires_grad=False)
+def changed(change: Callable[[Plain], object]) -> Callable[[], nn.Module]:
+    """Makes the plain model, to which this is done."""
+
+    def model() -> nn.Module:
+        made = Plain()
+        change(made)
+        return made
+
     return model
 
 
-def with_fixed_norm() -> nn.Module:
-    model = Plain()
-    model.norm.eval()
-    return model
+partly_frozen = changed(lambda model: model.first.requires_grad_(requires_grad=False))
 
 
 class KeepsNormFixed(Plain):
@@ -306,17 +317,11 @@ class SwaAveraged(nn.Module):
         return self.live(x, tokens)
 
 
-def halved(module: nn.Module, given: Any, received: Any) -> Any:
-    return (given[0] * 0.5,)
-
-
-def hooked() -> nn.Module:
+def hook(model: Plain) -> None:
     """Gradients are clamped by hooks of the parameters and scaled by one of a module."""
-    model = Plain()
     for parameter in model.parameters():
         parameter.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
-    model.last.register_full_backward_hook(halved)
-    return model
+    model.last.register_full_backward_hook(lambda _, *given: (given[0][0] * 0.5,))
 
 
 class KeepsGradient(torch.optim.Optimizer):
@@ -337,12 +342,8 @@ class KeepsGradient(torch.optim.Optimizer):
                 state["last"] = parameter.grad
 
 
-class WithScale(nn.Module):
+class WithScale(Around):
     """Its forward pass changes a parameter in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Plain()
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         if self.training:
@@ -351,7 +352,7 @@ class WithScale(nn.Module):
         return self.inner(x, tokens)
 
 
-class Noisy(torch.utils.data.Dataset[dict[str, Any]]):
+class Noisy(Dataset[dict[str, Any]]):
     """Samples that are transformed with torch's, numpy's and Python's generators."""
 
     def __init__(self, inner: ArrayDataset) -> None:
@@ -361,8 +362,6 @@ class Noisy(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.inner)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        import random
-
         sample = self.inner[index]
         noise = torch.randn(NUM_INPUTS).numpy() + np.random.rand(NUM_INPUTS)  # noqa: NPY002
         sample["x"] = (sample["x"] + noise + random.random()).astype(np.float32)
@@ -383,33 +382,15 @@ class Custom(nn.Module):
         return weight - weight.mean()
 
 
-def parametrized() -> nn.Module:
-    model = Plain()
-    parametrize.register_parametrization(model.first, "weight", Custom())
-    return model
-
-
-def pruned() -> nn.Module:
-    from torch.nn.utils import prune
-
-    model = Plain()
-    prune.l1_unstructured(model.first, "weight", 0.5)
-    return model
-
-
 class LazyModel(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, is_called: bool = False) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(NUM_CLASSES))
+        if is_called:
+            self(torch.zeros(1, NUM_INPUTS), torch.zeros(1, 6))
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         return self.inner(x)
-
-
-def lazy_and_called() -> nn.Module:
-    model = LazyModel()
-    model(torch.zeros(1, NUM_INPUTS), torch.zeros(1, 6))
-    return model
 
 
 def two_groups(model: nn.Module) -> torch.optim.Optimizer:
@@ -425,10 +406,8 @@ def only_trained(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def checkpointed(*, use_reentrant: bool) -> nn.Module:
-    def call(layer: nn.Module, x: Tensor) -> Tensor:
-        return checkpoint(layer, x, use_reentrant=use_reentrant)
-
-    return OnInputs(nn.Sequential(nn.Linear(16, 8), nn.Dropout(0.3), nn.Tanh()), call=call)
+    called = partial(checkpoint, use_reentrant=use_reentrant)
+    return OnInputs(nn.Sequential(nn.Linear(16, 8), nn.Dropout(0.3), nn.Tanh()), call=called)
 
 
 class MixedTypes(nn.Module):
@@ -452,6 +431,15 @@ class ComplexWeights(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         return self.last(torch.fft.irfft(torch.fft.rfft(x) * self.spectrum, n=NUM_INPUTS))
+
+
+def put_by_threads(model: Callable[[], nn.Module]) -> Case:
+    said = "put_ has no deterministic algorithm"
+    return Case(model, config={"threads_per_worker": 2}, refused=said, refused_from=1)
+
+
+def sparse(model: Callable[[], nn.Module]) -> Case:
+    return Case(model, lambda made: torch.optim.SGD(made.parameters()), refused="embedding.weight")
 
 
 SITUATIONS: dict[str, Case] = {
@@ -507,7 +495,7 @@ SITUATIONS: dict[str, Case] = {
     "a change after the last step": Case(
         Plain, after_step=after(6, replace_last), refused="last.weight", refused_from=1
     ),
-    "a part in evaluation": Case(with_fixed_norm),
+    "a part in evaluation": Case(changed(lambda model: model.norm.eval())),
     "a train() that leaves a part in evaluation": Case(KeepsNormFixed),
     "a model that is in evaluation as a whole": Case(lambda: Plain().eval()),
     "tied weights": Case(Tied),
@@ -516,18 +504,16 @@ SITUATIONS: dict[str, Case] = {
         SwaAveraged,
         after_step=lambda model, _: model.average.update_parameters(model.live),  # type: ignore[union-attr, operator]  # it is a SwaAveraged
     ),
-    "hooks of gradients": Case(hooked),
+    "hooks of gradients": Case(changed(hook)),
     "an optimizer that keeps the gradient itself": Case(
         Plain, lambda model: KeepsGradient(model.parameters())
     ),
-    "a parameter that forward changes": Case(
-        WithScale, refused="inner.last.weight", refused_from=2
-    ),
+    "a parameter that forward changes": Case(WithScale, refused="inner.last.weight"),
     "parameters that forward changes through .data": Case(
-        MovesByData, refused="'key.bias', 'key.weight'", refused_from=2
+        MovesByData, refused="'key.bias', 'key.weight'"
     ),
     "extra state that forward changes": Case(
-        lambda: Scaled(changes_in_forward=True), refused="state of module 'scale'", refused_from=2
+        lambda: Scaled(changes_in_forward=True), refused="state of module 'scale'"
     ),
     "extra state that stays while a step computes": Case(
         lambda: Scaled(changes_in_forward=False), after_step=count
@@ -538,52 +524,34 @@ SITUATIONS: dict[str, Case] = {
         refused="embedding.weight",
         is_compared=False,
     ),
-    "an operation without a deterministic algorithm, on several threads": Case(
-        Putting,
-        config={"threads_per_worker": 2},
-        refused="put_ has no deterministic algorithm",
-        refused_from=1,
+    "an operation without a deterministic algorithm, on several threads": put_by_threads(Putting),
+    "such an operation in `model()`": put_by_threads(Measured),
+    "a sparse embedding": sparse(lambda: OnTokens(nn.Embedding(10, 8, sparse=True))),
+    "a sparse embedding bag": sparse(
+        lambda: OnTokens(nn.EmbeddingBag(10, 8, mode="sum", sparse=True))
     ),
-    "such an operation in `model()`": Case(
-        Measured,
-        config={"threads_per_worker": 2},
-        refused="put_ has no deterministic algorithm",
-        refused_from=1,
-    ),
-    "a sparse embedding": Case(
-        lambda: OnTokens(nn.Embedding(10, 8, sparse=True)),
-        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-        refused="embedding.weight",
-    ),
-    "a sparse embedding bag": Case(
-        lambda: OnTokens(nn.EmbeddingBag(10, 8, mode="sum", sparse=True)),
-        lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-        refused="embedding.weight",
-    ),
-    "SyncBatchNorm": Case(
-        lambda: OnInputs(nn.SyncBatchNorm(4), 4, 4), refused="SyncBatchNorm", refused_from=2
-    ),
+    "SyncBatchNorm": Case(lambda: OnInputs(nn.SyncBatchNorm(4), 4, 4), refused="SyncBatchNorm"),
     "lazy layers": Case(LazyModel, refused="inner.0.weight", refused_from=1),
-    "lazy layers that model() has called": Case(lazy_and_called),
-    "a parametrization of one's own": Case(parametrized),
+    "lazy layers that model() has called": Case(lambda: LazyModel(is_called=True)),
+    "a parametrization of one's own": Case(
+        changed(lambda model: register_parametrization(model.first, "weight", Custom()))
+    ),
     "weight_norm": Case(lambda: OnInputs(parametrizations.weight_norm(nn.Linear(16, 8)))),
     "spectral_norm": Case(lambda: OnInputs(parametrizations.spectral_norm(nn.Linear(16, 8)))),
     "orthogonal": Case(lambda: OnInputs(parametrizations.orthogonal(nn.Linear(16, 8)))),
-    "pruning": Case(pruned),
+    "pruning": Case(changed(lambda model: prune.l1_unstructured(model.first, "weight", 0.5))),
     "weights of several types": Case(MixedTypes),
     "complex weights": Case(ComplexWeights),
     "samples that draw": Case(Plain, dataset=Noisy),
     "random_split of samples that draw": Case(
-        Plain, dataset=lambda data: torch.utils.data.random_split(Noisy(data), [30, 6])[0]
+        Plain, dataset=lambda data: random_split(Noisy(data), [30, 6])[0]
     ),
-    "Subset of samples that draw": Case(
-        Plain, dataset=lambda data: torch.utils.data.Subset(Noisy(data), range(24))
-    ),
+    "Subset of samples that draw": Case(Plain, dataset=lambda data: Subset(Noisy(data), range(24))),
     "ConcatDataset of samples that draw": Case(
-        Plain, dataset=lambda data: torch.utils.data.ConcatDataset([Noisy(data), Noisy(data)])
+        Plain, dataset=lambda data: ConcatDataset([Noisy(data), Noisy(data)])
     ),
     "random_split without a generator": Case(
-        Plain, dataset=lambda data: torch.utils.data.random_split(data, [30, 6])[0]
+        Plain, dataset=lambda data: random_split(data, [30, 6])[0]
     ),
     "a dataset that lists samples that draw": Case(Plain, dataset=ListsSamples),
     "one sample under BatchNorm": Case(Plain, num_train=37, refused="drop_last", refused_from=1),

@@ -10,7 +10,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import nn
 
-from tests.rank.tiny import Tiny, TinySettings
+from tests.rank.tiny import PlainDataset, Tiny, TinySettings
 from train_core import ArrayDataset
 from train_core.datasets.protocols import SPLITS, Split
 from train_core.storage.objects.store import Store
@@ -110,16 +110,7 @@ class Counting(Listing):
     """As `Listing`, and its rows have no digest."""
 
     def dataset(self, split: Split) -> Any:
-        inner = super().dataset(split)
-
-        class Rows:
-            def __len__(self) -> int:
-                return len(inner)
-
-            def __getitem__(self, index: int, /) -> dict[str, Any]:
-                return inner[index]
-
-        return Rows()
+        return PlainDataset(super().dataset(split), transform=False)
 
 
 class Hasty(Named):

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from tests.marks import FULL_TABLE, SLOW, slow
 from tests.rank.alone import create, run
 from tests.rank.digests import digest_of_training
 from tests.rank.test_exact import CONFIGS as OF_THE_TABLE
-from tests.rank.tiny import Tiny
+from tests.rank.tiny import Tiny, TinySettings
 from tests.ranks import in_place
 from tests.ranks.lasting import LastingProcesses
 from train_core import TrainConfig
@@ -50,7 +51,7 @@ ASKED: dict[str, Any] = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "bound": {
-        "workload": "tests.rank.bound:Bound",
+        "workload": f"{__name__}:Bound",
         "settings": {"sample_by_sample": True},
     },
     **OF_THE_TABLE,
@@ -397,6 +398,35 @@ def test_a_hundred_kills_leave_as_much_memory(tmp_path: Path) -> None:
     assert facts[-1]["memory"] <= 1.05 * facts[9]["memory"]
     for what in ("threads", "descriptors", "children"):
         assert facts[-1][what] == facts[9][what], what
+
+
+class Bound(Tiny):
+    """Its data hold it: what `dataset` and a step change counts in a batch."""
+
+    def __init__(self, settings: TinySettings) -> None:
+        super().__init__(settings)
+        self.scales: dict[str, float] = {}
+        self.done = 0
+
+    def dataset(self, split: Split) -> Dataset | Stream:
+        self.scales[split] = 1.5
+        return super().dataset(split)
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        super().after_step(model, step)
+        self.done = step
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.done = state["done"]
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        columns = super().collate(samples)
+        columns["x"] = columns["x"] * (self.scales["train"] + self.done / 100)
+        return columns
 
 
 class NotesLoads(Tiny):

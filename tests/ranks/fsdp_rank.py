@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
-import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from tests.rank.tiny import StreamingTiny, Tiny, TinySettings
+from tests.ranks.rank import one_of, tell_of_all
 from train_core import Batch, TrainConfig
 from train_core.errors import EvertrainError
 from train_core.rank.data.recorded_workload import with_monitor
@@ -31,13 +27,9 @@ class Smooth(Tiny):
     """Has no bias before BatchNorm: its gradient is rounding alone, which AdamW makes large."""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(8, 16, bias=False),
-            nn.BatchNorm1d(16),
-            nn.ReLU(),
-            nn.Dropout(0.2),
-            nn.Linear(16, 3),
-        )
+        model = super().model()
+        model[0] = nn.Linear(8, 16, bias=False)
+        return model
 
 
 class StreamingSmooth(Smooth, StreamingTiny):
@@ -127,32 +119,22 @@ class LiveTrainer(Trainer):
 
 def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
     """Be a rank: alone, or in a gloo group. Rank 0 writes what became of all to `outcome`."""
-    with log.open("ab") as shown:
-        os.dup2(shown.fileno(), sys.stderr.fileno())
-    # Processes that fetch data are made by forking, as in a program of its own.
-    multiprocessing.set_start_method("fork", force=True)
-    os.environ.update(environment)
-    if "RANK" in environment:
-        dist.init_process_group("gloo")
-    group = Group.current()
-    try:
-        found = _train(RunFolder(task["storage"], task["run"]), task["config"], group)
-    except EvertrainError as error:
-        found = {"error": f"{type(error).__name__}: {error}"}
-    of_ranks = group.gather(found)
-    if group.is_rank0:
-        outcome.write_text(json.dumps(of_ranks))
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with one_of(environment, log) as group:
+        try:
+            found = _train(RunFolder(task["storage"], task["run"]), task["config"], group)
+        except EvertrainError as error:
+            found = {"error": f"{type(error).__name__}: {error}"}
+        tell_of_all(found, group, outcome)
 
 
 def _train(folder: RunFolder, config: dict[str, Any], group: Group) -> dict[str, Any]:
     trainer = LiveTrainer(folder, with_monitor(TrainConfig.model_validate(config)), 1, group)
     trainer.run()
     workload: Any = trainer.loaded.workload
-    tensors: dict[str, Tensor] = {**trainer.learner.model.state_dict()}
+    model, optimizer = trainer.learner.model, trainer.learner.optimizer
+    tensors: dict[str, Tensor] = {**model.state_dict()}
     tensors |= {f"average/{name}": value for name, value in workload.average.items()}
-    for number, values in trainer.learner.optimizer.state_dict()["state"].items():
+    for number, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{name}": value for name, value in values.items()}
     return {
         "tensors": {name: whole_tensor(value).tolist() for name, value in tensors.items()},
@@ -160,7 +142,12 @@ def _train(folder: RunFolder, config: dict[str, Any], group: Group) -> dict[str,
         "metrics": trainer.progress.metrics,
         "num_collectives": getattr(workload, "num_collectives", None),
         "names": names(trainer.state.capture()),
-        "canonical_names": names(_canonical_state(trainer)),
+        "canonical_names": names(
+            {
+                "model": get_model_state_dict(model),
+                "optimizer": get_optimizer_state_dict(model, optimizer),
+            }
+        ),
     }
 
 
@@ -171,14 +158,6 @@ def names(state: dict[str, Any]) -> dict[str, Any]:
         "model": list(state["model"]),
         "state": {name: sorted(values) for name, values in optimizer["state"].items()},
         "param_groups": [group["params"] for group in optimizer["param_groups"]],
-    }
-
-
-def _canonical_state(trainer: Trainer) -> dict[str, Any]:
-    model, optimizer = trainer.learner.model, trainer.learner.optimizer
-    return {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
     }
 
 

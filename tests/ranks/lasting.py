@@ -6,8 +6,6 @@ pool: who has died, or does not leave, is replaced, and the others begin again.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -16,6 +14,7 @@ from typing import Any
 
 from tests.ranks import in_place
 from tests.ranks.processes import PROCESSES
+from tests.ranks.rank import be_a_process
 from train_core.driver.attempts.supervisor import Attempt, AttemptOutcome
 from train_core.errors import AttemptLostError
 from train_core.policy.restarts import Ended
@@ -29,10 +28,7 @@ LEAVE_S = 5.0
 
 def main(calls: Connection, log: Path) -> None:
     """Be ranks, one after the other, until nobody asks any more."""
-    with log.open("ab") as shown:
-        os.dup2(shown.fileno(), 2)
-    # As in a program of its own: the processes that fetch data see when this one is killed.
-    multiprocessing.set_start_method("fork", force=True)
+    be_a_process(log)
     while True:
         try:
             given = calls.recv()

@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,28 +210,51 @@ class MortalTrainer(Trainer):
         return super()._forward(micro, batch)
 
 
-def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
-    """Be a rank: with RANK, WORLD_SIZE and the address of a store in a group, else alone.
-
-    With `driver`, the address of a rendezvous store, in the task, it looks there for a request.
-    Rank 0 writes the digest of its training, and the step that it resumed from, to `outcome`;
-    stderr goes to the end of `log`.
-    """
+def be_a_process(log: Path) -> None:
+    """Be as a program of its own, whose stderr goes to the end of `log`."""
     with log.open("ab") as shown:
         os.dup2(shown.fileno(), sys.stderr.fileno())
-    faulthandler.enable()
-    # As in a program of its own: the processes that fetch data see when this one is killed.
+    # The processes that fetch data see when this one is killed.
     multiprocessing.set_start_method("fork", force=True)
+
+
+@contextmanager
+def one_of(environment: dict[str, str], log: Path, *, uses_gpu: bool = False) -> Iterator[Group]:
+    """Be a rank: with RANK, WORLD_SIZE and the address of a store in a group, else alone."""
+    be_a_process(log)
     os.environ.update(environment)
-    config = TrainConfig.model_validate(task["config"])
-    if config.uses_gpu:
+    if uses_gpu:
         torch.cuda.set_device(int(environment.get("RANK", 0)))
     if "RANK" in environment:
-        dist.init_process_group("nccl" if config.uses_gpu else "gloo")
+        dist.init_process_group("nccl" if uses_gpu else "gloo")
+    yield Group.current(uses_gpu=uses_gpu)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def tell_of_all(found: Any, group: Group, outcome: Path) -> None:
+    """Rank 0 writes what each rank has found to `outcome`."""
+    of_ranks = group.gather(found)
+    if group.is_rank0:
+        outcome.write_text(json.dumps(of_ranks))
+
+
+def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
+    """Be a rank that may die.
+
+    With `driver`, the address of a rendezvous store, in the task, it looks there for a request.
+    Rank 0 writes the digest of its training, and the step that it resumed from, to `outcome`.
+    """
+    faulthandler.enable()
+    config = TrainConfig.model_validate(task["config"])
+    with one_of(environment, log, uses_gpu=config.uses_gpu) as group:
+        _train(task, config, group, outcome)
+
+
+def _train(task: dict[str, Any], config: TrainConfig, group: Group, outcome: Path) -> None:
     fault = Fault(task.get("point", ""), task.get("step", -1), task.get("after", 0))
     patience = RetryPolicy(**task.get("patience", {}))
     folder = MortalFolder(task["storage"], task["run"], fault, patience)
-    group = Group.current(uses_gpu=config.uses_gpu)
     source = None
     if "driver" in task:
         driver = Membership(*task["driver"], task["run"], group.rank, group.world_size)
@@ -242,5 +266,3 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     if trainer.group.is_rank0:
         found = {"digest": digest_of_training(folder), "resumed_from": trainer.records.first_step}
         outcome.write_text(json.dumps(found))
-    if dist.is_initialized():
-        dist.destroy_process_group()

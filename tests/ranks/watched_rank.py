@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch.distributed as dist
-
+from tests.ranks.rank import one_of, tell_of_all
 from tests.waiting import wait_for
 from train_core.config import TrainConfig
 from train_core.policy.checkpoints.save_schedule import SaveDue
@@ -85,11 +81,11 @@ class WatchedTrainer(Trainer):
 
 def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: Path) -> None:
     """Be a rank of a gloo group. Rank 0 writes what each of them says to `outcome`."""
-    with log.open("ab") as shown:
-        os.dup2(shown.fileno(), sys.stderr.fileno())
-    os.environ.update(environment)
-    dist.init_process_group("gloo")
-    group = Group.current()
+    with one_of(environment, log) as group:
+        tell_of_all(_train(task, group), group, outcome)
+
+
+def _train(task: dict[str, Any], group: Group) -> dict[str, Any]:
     folder = RunFolder(task["storage"], task["run"])
     folder.store = WatchedStore(folder.url)
     WatchedStore.is_slow = task.get("is_slow", False)
@@ -97,12 +93,8 @@ def main(task: dict[str, Any], environment: dict[str, str], log: Path, outcome: 
     config = TrainConfig.model_validate(task["config"])
     trainer = WatchedTrainer(folder, with_monitor(config), task["attempt"], group)
     trainer.run()
-    said = {
+    return {
         "resumed_from": trainer.records.first_step,
         "saved": WatchedCheckpointer.saved,
         "was_read": WatchedStore.was_read,
     }
-    of_ranks = group.gather(said)
-    if group.is_rank0:
-        outcome.write_text(json.dumps(of_ranks))
-    dist.destroy_process_group()
