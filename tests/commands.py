@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,26 @@ def succeed(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedP
     done = run(command, **more)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done
+
+
+def begin(
+    command: Sequence[str | Path], log: Path, mode: str = "ab", **more: Any
+) -> subprocess.Popen[bytes]:
+    """The command's process; the log has what it says. `more` is what `Popen` takes."""
+    with log.open(mode) as output:
+        return subprocess.Popen(command, stdout=output, stderr=output, **more)
+
+
+def end(
+    process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM, within_s: float = 30
+) -> None:
+    """Have it end by a signal; what does not end is killed."""
+    process.send_signal(number)
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

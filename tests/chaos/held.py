@@ -20,7 +20,8 @@ from train_core.storage.run_folder import Commit
 from train_core.storage.run_writer import RunWriter
 from train_core.workloads.digits import Digits, DigitsSettings
 
-FIRST_STEP, MIDDLE_STEP = 1, 31
+STAGE_AFTER = {1: "first step", 31: "mid-epoch"}
+"""What the stage after a step is called, if it is not `step N`."""
 
 
 def reach(stage: str) -> None:
@@ -57,10 +58,7 @@ class HeldDigits(Digits):
     def after_step(self, model: nn.Module, step: int) -> None:
         self.trains = True
         time.sleep(float(os.environ.get(PACE, "0")))
-        if step == FIRST_STEP:
-            reach("first step")
-        if step == MIDDLE_STEP:
-            reach("mid-epoch")
+        reach(STAGE_AFTER.get(step, f"step {step}"))
         if NOTES in os.environ and dist.is_initialized() and dist.get_rank() == 0:
             note_step(step)
 

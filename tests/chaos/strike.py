@@ -20,6 +20,7 @@ from tests.chaos.pipeline import JOB_ENDS_WITHIN_S, House, outcome, remaining, s
 from tests.chaos.stages import HELD, is_held
 from tests.chaos.standing import HOLD, NOTES, PACE, newest_step
 from tests.flows.prefect_side import shown_in_prefect
+from tests.ranks.ray_processes import below
 from train_core.storage.records.journal import read_segments
 from train_core.storage.records.names import REPORT_JSON
 from train_core.storage.run_folder import RunFolder
@@ -193,13 +194,7 @@ def victims(
         "the raylet": "raylet/raylet",
         "the head": "gcs_server",
     }
-    title = known[fault.victim]
-    found = []
-    for process in psutil.Process(flow.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if any(title in argument for argument in process.cmdline()[:3]):
-                found.append(process)
-    return found[:1]
+    return below(psutil.Process(flow.pid), known[fault.victim])[:1]
 
 
 def left_in(scratch: Path, *, besides: str = "ray") -> list[str]:

@@ -14,6 +14,7 @@ import psutil
 from evertrain_flows.databases import create_tracking_database
 from tests import commands
 from tests.compat.attempts.kinds import EPOCHS, NUM_WORKERS, PAUSE_S, PLAIN, Kind
+from tests.ranks.ray_processes import below
 from tests.waiting import wait_for
 from train_core.storage.run_folder import Commit, RunFolder
 
@@ -39,17 +40,13 @@ class Command:
 
     def start(self, **changes: object) -> None:
         """Start it, with other values of the function's own configuration."""
-        with open(self.place / "log.txt", "a") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(*commands.EVERTRAIN, "retrain", "--run", self.folder.name),
-                    *self._function(changes),
-                    *("--storage", self.folder.storage, "--tracking-uri", self.tracking_uri),
-                    *("--grace-s", str(self.grace_s)),
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        command = [
+            *(*commands.EVERTRAIN, "retrain", "--run", self.folder.name),
+            *self._function(changes),
+            *("--storage", self.folder.storage, "--tracking-uri", self.tracking_uri),
+            *("--grace-s", str(self.grace_s)),
+        ]
+        self.process = commands.begin(command, self.place / "log.txt")
 
     def _function(self, changes: dict[str, object]) -> list[str]:
         """What names and configures the function; a factory configures it itself."""
@@ -68,7 +65,8 @@ class Command:
 
     def processes_of(self, actor: str) -> list[psutil.Process]:
         """The processes of its actors of Ray that are called so."""
-        return [one for one in self.descendants() if actor in _name_of(one)]
+        assert self.process is not None
+        return below(psutil.Process(self.process.pid), actor)
 
     def workers(self) -> list[psutil.Process]:
         """Those in which the function runs."""
@@ -92,10 +90,3 @@ class Command:
 
     def log(self) -> str:
         return (self.place / "log.txt").read_text()
-
-
-def _name_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""

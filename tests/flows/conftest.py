@@ -16,7 +16,7 @@ Evertrain = Callable[..., subprocess.CompletedProcess[str]]
 
 # 1257 samples make 20 steps an epoch; checkpoints at 7, 14, 20, 21, 28, 35, 40, …
 RETRAIN = (
-    *("retrain", "--workload", "tests.flows.held:HeldDigits", "--epochs", "3"),
+    *("retrain", "--workload", "tests.chaos.held:HeldDigits", "--epochs", "3"),
     *("--batch-size", "64", "--num-shards", "4", "--checkpoint-every-steps", "7"),
     *("--gpus-per-worker", "0", "--checkpoint-backpressure", "wait"),
     # As tests/chaos/pipeline.py has it: what it strikes is compared with the undisturbed run.

@@ -52,14 +52,8 @@ class Node:
     ) -> None:
         self.machine = machine
         self.log = log
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                machine.command(*command),
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
+        there = machine.command(*command)
+        self.process = commands.begin(there, log, "wb", env=environment, start_new_session=True)
 
     @property
     def runs(self) -> bool:

@@ -7,12 +7,12 @@ for each one by how many bytes that grew at its peak, and what it was told.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 
+from tests.storage.doubles.killed import forked
 from train_core.errors import EvertrainError
 from train_core.rank.checkpoint.reader import load_state
 from train_core.storage.coordination import lease
@@ -42,21 +42,17 @@ def memory_bytes(name: str) -> int:
     return int(found[1]) * 1024
 
 
+def read_and_tell(url: str) -> None:
+    before = memory_bytes("VmRSS")
+    said = read_all(RunFolder.at(url))
+    print(json.dumps([memory_bytes("VmHWM") - before, said]), flush=True)  # noqa: T201
+
+
 def main(*urls: str) -> None:
     # What is loaded when it is first used is loaded once, before the forks.
     read_all(RunFolder.at(urls[0]))
     for url in urls:
-        child = os.fork()
-        if child == 0:
-            try:
-                before = memory_bytes("VmRSS")
-                said = read_all(RunFolder.at(url))
-                print(json.dumps([memory_bytes("VmHWM") - before, said]), flush=True)  # noqa: T201
-            except BaseException:  # noqa: BLE001 (told by the exit code)
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        assert forked(partial(read_and_tell, url)) == 0
 
 
 if __name__ == "__main__":

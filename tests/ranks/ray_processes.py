@@ -1,4 +1,4 @@
-"""The processes of a Ray that a driver has started."""
+"""The processes below another one, as those of a Ray that a driver has started."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import psutil
 from train_core.client.driver_handle import Driver
 
 
-def part_of_ray(driver: Driver, title: str) -> psutil.Process:
-    """A process of the driver's Ray."""
-    for process in psutil.Process(driver.carrier.process.pid).children(recursive=True):
+def below(process: psutil.Process, title: str) -> list[psutil.Process]:
+    """What the process has started, and what that has, whose command begins with such a word."""
+    found = []
+    for one in process.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if process.name() == title:
-                return process
-    raise AssertionError(f"no {title} runs")
+            if any(title in argument for argument in one.cmdline()[:3]):
+                found.append(one)
+    return found
+
+
+def part_of_ray(driver: Driver, title: str) -> psutil.Process:
+    """The only process of the driver's Ray that is called so."""
+    (found,) = below(psutil.Process(driver.carrier.process.pid), title)
+    return found
 
 
 def workers_of(driver: psutil.Process) -> list[psutil.Process]:
     """The workers that train or score in the Ray of a process."""
-    found = []
-    for process in driver.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if any("TrainWorker" in argument for argument in process.cmdline()[:1]):
-                found.append(process)
-    return found
+    return below(driver, "TrainWorker")

@@ -273,7 +273,7 @@ NoRate = scheduled(
 )
 ListedRates = scheduled(
     lambda optimizer, total_steps: torch.optim.lr_scheduler.LambdaLR(
-        optimizer, ([1.0] * total_steps).__getitem__
+        optimizer, lambda step: ([1.0] * total_steps)[step]
     )
 )
 """A rate for each step, and none beyond."""
@@ -659,3 +659,8 @@ class FittedMetric(Fits):
     def metrics(self) -> Mapping[str, Metric]:
         assert self.fitted is not None
         return super().metrics()
+
+
+for _name, _made in list(globals().items()):
+    if isinstance(_made, type) and _made.__name__ == "Odd":
+        _made.__name__ = _name  # as the tests that have it are called

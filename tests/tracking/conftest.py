@@ -17,6 +17,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from benchmarks.services import answers_at, free_port, wait_until_up
 from evertrain_flows.databases import create_tracking_database
+from tests import commands
 from tests.flows.mlflow_side import close_databases
 from tests.plugins.leaks import Belongings
 from tests.tracking.run_builder import RunBuilder
@@ -97,27 +98,16 @@ class MlflowServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
-                    *("--host", "127.0.0.1", "--port", str(self.port)),
-                    "--backend-store-uri",
-                    self.database or f"sqlite:///{self.folder}/mlflow.db",
-                    *("--artifacts-destination", str(self.folder / "artifacts")),
-                    *self.options,
-                ],
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                env={
-                    **os.environ,
-                    "MLFLOW_DISABLE_TELEMETRY": "true",
-                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-                    **self.environment,
-                },
-            )
-        wait_until_up(lambda: answers_at(f"{self.uri}/health"), self.folder / "log", self.process)
+        database, log = self.database or f"sqlite:///{self.folder}/mlflow.db", self.folder / "log"
+        command = [
+            *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--backend-store-uri", database),
+            *("--artifacts-destination", str(self.folder / "artifacts"), *self.options),
+        ]
+        quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        environment = os.environ | quiet | self.environment
+        self.process = commands.begin(command, log, cwd=self.folder, env=environment)
+        wait_until_up(lambda: answers_at(f"{self.uri}/health"), log, self.process)
 
     def stop(self) -> None:
         if self.process is None:

@@ -24,10 +24,6 @@ def tracker_of(
     return kind(uri, experiment, tracked_run(folder, folder.record()))
 
 
-def mlflow_of(folder: RunFolder, uri: str) -> MlflowTracker:
-    return MlflowTracker(uri, "tests", tracked_run(folder, folder.record()))
-
-
 def following(folder: RunFolder, tracker: Tracker, *, is_live: bool = True) -> Follower:
     """A follower that has begun to show the run."""
     follower = Follower(folder, Refusals(failure_of=tracker.failure_of), is_live=is_live)

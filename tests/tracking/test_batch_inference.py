@@ -13,7 +13,7 @@ from mlflow.entities import Run
 
 from tests.tracking.conftest import MlflowServer
 from tests.tracking.delivery.test_mirror import mirror_once, stages
-from tests.tracking.following import following, mlflow_of
+from tests.tracking.following import following, tracker_of
 from tests.tracking.run_builder import RunBuilder
 from train_core.client.isolated import mirror_predictions
 from train_core.errors import StageError, TrackingError
@@ -129,7 +129,7 @@ def test_two_batch_inferences_at_once_make_one_nested_run(
     results = [run.predict(best, suffix) for suffix in ("-00000001", "-00000002")]
     racing = []
     for _ in results:
-        tracker = mlflow_of(run.folder, tracking_uri)
+        tracker = tracker_of(run.folder, tracking_uri)
         told = tracked_run(run.folder, run.folder.record())
         tracker.runs = Racing(tracking_uri, "tests", told, Refusals())
         racing.append(following(run.folder, tracker, is_live=False).shown)
@@ -141,6 +141,6 @@ def test_two_batch_inferences_at_once_make_one_nested_run(
     # Whoever deletes it gets another one with the next inference, and all share that.
     MlflowClient(tracking_uri).delete_run(infer(tracking_uri).info.run_id)
     for result in results:
-        tracker = mlflow_of(run.folder, tracking_uri)
+        tracker = tracker_of(run.folder, tracking_uri)
         show_predictions(following(run.folder, tracker, is_live=False).shown, result)
     assert shown(tracking_uri)[1] == names

@@ -23,7 +23,7 @@ from tests.champion.samples import MODEL, decide, decision, promote
 from tests.storage.doubles.fault_proxy import Fault, FaultProxy, Kind
 from tests.tracking.conftest import MlflowServer
 from tests.tracking.delivery.test_mirror import expected, mirror_once, points, stages
-from tests.tracking.following import following, mlflow_of
+from tests.tracking.following import following, tracker_of
 from tests.tracking.run_builder import BEGIN_S, RunBuilder
 from tests.tracking.test_models import commit_digits
 from train_core.champion.log import ModelLog
@@ -292,7 +292,7 @@ def test_a_run_that_an_earlier_version_began_keeps_the_names_of_its_curves(
     mirror_once(run, tracking_uri)
     client, shown = MlflowClient(tracking_uri), stages(tracking_uri)["pipeline"]
     client.delete_tag(shown.info.run_id, "evertrain.names")
-    runs = mlflow_of(run.folder, tracking_uri).runs
+    runs = tracker_of(run.folder, tracking_uri).runs
     assert runs.naming("validation/share age<30") == "validation/share age_30"
 
 
@@ -347,11 +347,11 @@ def test_a_registered_model_that_was_renamed_is_followed_and_told(
 ) -> None:
     client, best = MlflowClient(tracking_uri), run.commit(range(1, 10), finished=True)
     result = run.champion(best)
-    show_gate(following(run.folder, mlflow_of(run.folder, tracking_uri)).shown, result)
+    show_gate(following(run.folder, tracker_of(run.folder, tracking_uri)).shown, result)
     client.rename_registered_model(MODEL, "digits-of-the-bank")
     client.delete_registered_model_alias("digits-of-the-bank", "champion")
     with caplog.at_level(logging.WARNING):
-        show_gate(following(run.folder, mlflow_of(run.folder, tracking_uri)).shown, result)
+        show_gate(following(run.folder, tracker_of(run.folder, tracking_uri)).shown, result)
     assert "is called 'digits-of-the-bank' in MLflow now" in caplog.text
     version = client.get_model_version_by_alias("digits-of-the-bank", "champion")
     assert version.tags["evertrain.run"] == run.folder.name
@@ -371,7 +371,7 @@ def test_a_registered_model_that_was_deleted_is_made_again_and_told(
         decide(run.folder, made)
         result = promote(run.folder, made)
         with caplog.at_level(logging.WARNING):
-            follower = following(run.folder, mlflow_of(run.folder, tracking_uri))
+            follower = following(run.folder, tracker_of(run.folder, tracking_uri))
             show_gate(follower.shown, result)
         if name == "first":
             assert "was deleted in MLflow" not in caplog.text

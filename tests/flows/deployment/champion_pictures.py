@@ -10,7 +10,6 @@ the names given as further arguments.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,14 +143,8 @@ def pages_of(home: Path) -> Iterator[Pages]:
     log = home / "ui.log"
     command = ("ui", "--mlflow-port", str(ports[0]), "--prefect-port", str(ports[1]))
     environment = isolated(home) | {"MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db"}
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*commands.EVERTRAIN, *command],
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    called = [*commands.EVERTRAIN, *command]
+    process = commands.begin(called, log, "wb", cwd=ROOT, env=environment)
     try:
         wait_for(lambda: "Prefect: http" in log.read_text(), home)
         mlflow, prefect = (f"http://127.0.0.1:{port}" for port in ports)

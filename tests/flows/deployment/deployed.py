@@ -26,7 +26,6 @@ from train_core.storage.coordination import lease
 from train_core.storage.run_folder import RunFolder
 
 Prefect = Callable[..., str]
-ORDERLY_END_S = 30
 DELIVERED = ROOT / "deployments/prefect.yaml"
 AUTOMATIONS = ROOT / "deployments/automations.yaml"
 
@@ -51,25 +50,13 @@ HELD = {
 def running(
     *arguments: str, environment: dict[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    with (
-        log.open("a") as output,
-        subprocess.Popen(
-            [sys.executable, "-m", "prefect", *arguments],
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(ORDERLY_END_S)
-            except subprocess.TimeoutExpired:
-                # A worker whose server was restarted meanwhile does not end.
-                process.kill()
+    command = [sys.executable, "-m", "prefect", *arguments]
+    process = commands.begin(command, log, cwd=ROOT, env=environment)
+    try:
+        yield process
+    finally:
+        # A worker whose server was restarted meanwhile does not end by itself.
+        commands.end(process)
 
 
 def kill_all(process: psutil.Process) -> None:

@@ -118,14 +118,8 @@ class Reader:
 
     def start(self, command: str, log: Path) -> subprocess.Popen[bytes]:
         """The command's process; the log has what it says."""
-        with log.open("w") as output:
-            return subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        called = ["bash", "-c", f"exec {command}"]
+        return commands.begin(called, log, "wb", cwd=self.folder, env=self.environment)
 
     def filled_in(self, command: str) -> str:
         """The command with what a reader puts in for the words in capitals."""
@@ -213,12 +207,7 @@ class Reader:
 def end(process: subprocess.Popen[bytes]) -> None:
     """End what stays, as Ctrl-C does; what does not end is killed."""
     below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    commands.end(process, signal.SIGINT)
     _, left = psutil.wait_procs(below, timeout=10)
     for one in left:
         one.kill()

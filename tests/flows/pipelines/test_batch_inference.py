@@ -104,7 +104,7 @@ def test_one_command_scores_new_data_by_the_newest_run_and_the_address_is_everyw
 ) -> None:
     source = images(place.folder / "night", "image")
     output = place.folder / "scored"
-    newest = ("--run", "latest", "--workload", "tests.flows.held:HeldDigits")
+    newest = ("--run", "latest", "--workload", "tests.chaos.held:HeldDigits")
     kept = ("--id-column", "name", "--columns", "name", "--output", str(output))
     done = place.command(source, *newest, *kept, "--verbose")
     assert done.returncode == 0, done.stderr
@@ -168,7 +168,7 @@ def test_what_cannot_be_done_is_refused_with_what_there_is(place: Place) -> None
     missing, none, no_checkpoint = (one["refused"] for one in found)
     assert missing == f"{source}/new.parquet: column 'image' is missing, found name, picture"
     assert f"no finished run of clinic:Clinic in {place.storage}" in none
-    assert "undisturbed (of tests.flows.held:HeldDigits)" in none
+    assert "undisturbed (of tests.chaos.held:HeldDigits)" in none
     assert "has no checkpoint 'step-00000001-a0001'; it has" in no_checkpoint
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from tests import commands, waiting
 from tests.chaos.pipeline import House, outcome, remaining, unfinished
+from tests.chaos.standing import HOLD, NOTES
 from tests.flows.conftest import RETRAIN, Evertrain
-from tests.flows.held import HOLD_AFTER_STEP, HOLD_UNTIL
 from tests.flows.mlflow_side import at_home, runs_in, shown_at
 from tests.flows.prefect_side import shown_in_prefect
 from train_core.storage.records.manifest import CheckpointManifest
@@ -26,7 +26,8 @@ from train_core.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.timeout(600)
 
-HELD_AFTER, KILLED_AFTER = 31, 45
+HELD_AFTER = 31
+"""The step of the stage `mid-epoch`, as tests/chaos/held.py has it."""
 
 
 def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
@@ -35,22 +36,22 @@ def wait_for(what: Callable[[], object], process: subprocess.Popen[str]) -> None
 
 @contextmanager
 def held(
-    run: str, home: Path, environment: dict[str, str], *more: str, after: int = HELD_AFTER
+    run: str, home: Path, environment: dict[str, str], *more: str, at: str = "mid-epoch"
 ) -> Iterator[tuple[subprocess.Popen[str], RunFolder, Path]]:
-    """A pipeline that stands still after a step, and the file whose appearance lets it go on."""
-    folder, go_on = RunFolder(str(home / ".evertrain/runs"), run), home / f"{run}-{after}-go-on"
+    """A pipeline that stands still at a stage, and the file whose appearance lets it go on."""
+    folder, notes = RunFolder(str(home / ".evertrain/runs"), run), home / f"{run}-{at}"
+    notes.mkdir()
     with subprocess.Popen(
         [*commands.EVERTRAIN, *RETRAIN, "--run", run, "--num-workers", "1", *more],
         cwd=home,
-        env={**environment, HOLD_AFTER_STEP: str(after), HOLD_UNTIL: str(go_on)},
+        env={**environment, HOLD: f"{at}@0", NOTES: str(notes)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         try:
-            # Two more steps are done by then: the last is seen in the next one's word.
-            wait_for(lambda: (folder.live() or {}).get("step") == after - 1, process)
-            yield process, folder, go_on
+            wait_for((notes / "held").exists, process)
+            yield process, folder, notes / "go-on"
         finally:
             process.kill()
 
@@ -132,7 +133,7 @@ def test_a_run_that_was_stopped_and_then_killed_goes_on_to_the_same_end(
 ) -> None:
     # A worker that went on would end the training before its driver has seen who died.
     short = ("--grace-s", "2")
-    with held(stopped.run, home, environment, *short, after=KILLED_AFTER) as (process, folder, _):
+    with held(stopped.run, home, environment, *short, at="step 45") as (process, folder, _):
         belongings = set(psutil.Process(process.pid).children(recursive=True))
         process.kill()
     left = remaining(belongings)

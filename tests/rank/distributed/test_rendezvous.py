@@ -142,7 +142,7 @@ def test_no_process_of_a_local_ray_listens_beyond_the_loopback(trained: Trained)
 def test_a_driver_whose_ray_dies_ends_so_that_the_next_try_has_a_new_one(trained: Trained) -> None:
     """The last one that uses the driver. That another part of Ray dies is in test_ray_dies.py."""
     process = psutil.Process(trained.driver.carrier.process.pid)
-    part_of_ray(trained.driver, "raylet").kill()
+    part_of_ray(trained.driver, "raylet/raylet").kill()
     process.wait(10)
     with pytest.raises(StageError, match="ended unexpectedly"):
         evaluate(trained.driver, trained.finalists, "validation")

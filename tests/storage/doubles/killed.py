@@ -73,6 +73,19 @@ def die_before(change: int) -> None:
     sys.addaudithook(look)
 
 
+def forked(act: Callable[[], object]) -> int:
+    """How a process of its own has ended that does this, as `os.waitpid` tells it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        except BaseException:  # noqa: BLE001 (told by the exit code)
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
 def kill_before_each_change(
     act: Callable[[int], object],
     prepare: Callable[[int], object] = lambda _: None,
@@ -85,16 +98,7 @@ def kill_before_each_change(
     """
     for change in count(1):
         prepare(change)
-        child = os.fork()
-        if child == 0:
-            try:
-                die(change)
-                act(change)
-            except BaseException:  # noqa: BLE001 (told by the exit code)
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
+        status = forked(lambda change=change: (die(change), act(change)))
         if not os.WIFSIGNALED(status):
             sys.exit(os.WEXITSTATUS(status))
 
