@@ -11,8 +11,7 @@ from typing import Any
 
 from evertrain_flows.cli import prefect_server
 from evertrain_flows.cli.app import command
-from tests.chaos.stages import HELD_IN_FLOW, SELECTION
-from tests.chaos.standing import HOLD, stand_still
+from tests.chaos.standing import HELD_IN_FLOW, HOLD, SELECTION, stand_still
 
 BEFORE = {
     "before the flow run": ("evertrain_flows.cli.run_pipeline", "_run_flow"),

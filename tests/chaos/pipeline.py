@@ -17,7 +17,7 @@ import psutil
 import pyarrow.parquet as pq
 
 from tests import commands
-from tests.chaos.stages import SHOWN, is_held
+from tests.chaos.standing import SHOWN, is_held
 from tests.flows.mlflow_side import shown_at
 from tests.rank.digests import digest_of_training
 from tests.waiting import wait_for

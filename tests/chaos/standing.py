@@ -1,4 +1,4 @@
-"""Standing still, once, until somebody says `go-on`: so that who stands there can be struck.
+"""Where somebody is struck, who stands still there, once, until somebody else says `go-on`.
 
 `EVERTRAIN_TEST_HOLD` is `<stage>@<rank>`; a stage is held once, at its first time, until
 somebody creates `go-on` in the folder `EVERTRAIN_TEST_NOTES`. The one that is held says so there.
@@ -14,6 +14,23 @@ HOLD = "EVERTRAIN_TEST_HOLD"
 NOTES = "EVERTRAIN_TEST_NOTES"
 PACE = "EVERTRAIN_TEST_PACE"
 """How many seconds each step takes more, so that there is time for several blows."""
+HELD = (
+    *("set-up", "first step", "mid-epoch", "snapshot", "upload"),
+    *("before the manifest", "after the manifest", "validation"),
+)
+"""Stages at which a rank stands still until it is struck."""
+SELECTION, INFERENCE = "select", "inference"
+"""The stages at which the flow itself stands still, and who scores new data."""
+HELD_IN_FLOW = ("before the flow run", "before the first task", SELECTION, "artifacts")
+"""Stages at which the flow's process stands still; `artifacts` is when report.json is written."""
+SHOWN = {
+    "evaluation": "evaluate validation",
+    "gate": "gate",
+    "promotion": "promote",
+    "report": "publish",
+}
+"""Stages that the command line tells, and what it says."""
+AFTER_TRAINING = ("evaluation", SELECTION, INFERENCE, "gate", "promotion", "report")
 
 
 def stand_still(*, leaves_pid: bool = False) -> None:
@@ -28,6 +45,11 @@ def stand_still(*, leaves_pid: bool = False) -> None:
     (notes / "held").touch()
     while not (notes / "go-on").exists():
         time.sleep(0.02)
+
+
+def is_held(stage: str) -> bool:
+    """Whether somebody stands still at the stage until told to go on."""
+    return stage in (*HELD, *HELD_IN_FLOW, INFERENCE)
 
 
 def note_pid(rank: int) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +16,16 @@ from typing import Any, Protocol
 
 import psutil
 
-from tests.chaos.further import further_blows
-from tests.chaos.pipeline import JOB_ENDS_WITHIN_S, House, outcome, remaining, started, unfinished
-from tests.chaos.stages import HELD, is_held
-from tests.chaos.standing import HOLD, NOTES, PACE, newest_step
+from tests.chaos.pipeline import (
+    JOB_ENDS_WITHIN_S,
+    House,
+    Started,
+    outcome,
+    remaining,
+    started,
+    unfinished,
+)
+from tests.chaos.standing import HELD, HOLD, NOTES, PACE, is_held, newest_step
 from tests.flows.prefect_side import shown_in_prefect
 from tests.ranks.ray_processes import below
 from train_core.storage.records.journal import read_segments
@@ -40,7 +47,7 @@ class Fault:
     workers: int = 0
     """That train; 0: as many as of the other pipelines."""
     then: str = ""
-    """Who is struck afterwards, as `tests.chaos.further` has them; the steps take longer."""
+    """Who is struck afterwards, as `FURTHER` has them; the steps take longer."""
 
     @property
     def must_heal(self) -> bool:
@@ -134,7 +141,7 @@ def _strike(
         first.wait_until_felt(notes / f"pid-{fault.rank}")
         (notes / "go-on").touch()
         if fault.then:
-            further_blows(fault.then, first, notes)
+            FURTHER[fault.then](first, notes)
         code = first.end()
     log, left = first.log, remaining(first.belongings)
     if code != 0:
@@ -220,3 +227,67 @@ def repeated(house: House, run: str, at: int) -> int:
     if not resumed:
         return at if "begins again" in log else 0
     return max(0, at - int(resumed[-1].split("resuming after step")[1].split()[0]))
+
+
+ROUNDS = 4
+_WORKER = "ray::TrainWorker"
+
+
+def _as_another_is_replaced(running: Started, notes: Path) -> None:
+    """Rank 0, as the process in the place of rank 1 makes its model."""
+    running.wait(lambda: _is_alive(_rank(notes, 1)))
+    _kill(_rank(notes, 0))
+
+
+def _one_after_the_other(running: Started, notes: Path) -> None:
+    """Every rank by turns, each as soon as two more steps are done."""
+    for number in range(ROUNDS):
+        done = newest_step(notes)
+        running.wait(lambda done=done: newest_step(notes) >= done + 2)
+        _kill(_rank(notes, number % 2))
+
+
+def _the_spare(running: Started, notes: Path) -> None:
+    """The process that waits to be a rank."""
+    running.wait(lambda: any(_spares(running, notes)))
+    for spare in _spares(running, notes):
+        _kill(spare)
+
+
+FURTHER: dict[str, Callable[[Started, Path], None]] = {
+    "rank 0 as it is replaced": _as_another_is_replaced,
+    "every rank by turns": _one_after_the_other,
+    "the spare": _the_spare,
+}
+"""Who is struck after rank 1 was, while the training recovers; whoever it is is waited for."""
+
+
+def _rank(notes: Path, rank: int) -> psutil.Process | None:
+    """The process that is the rank, or was."""
+    with suppress(psutil.NoSuchProcess, FileNotFoundError):
+        return psutil.Process(int((notes / f"pid-{rank}").read_text()))
+    return None
+
+
+def _spares(running: Started, notes: Path) -> Iterator[psutil.Process]:
+    """Workers that are no rank, of a training of two."""
+    ranks = {one.pid for rank in (0, 1) if (one := _rank(notes, rank))}
+    if not (_is_alive(_rank(notes, 0)) and _is_alive(_rank(notes, 1))):
+        # One of them is about to be a rank.
+        return
+    for process in psutil.Process(running.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.pid not in ranks and process.cmdline()[:1] == [_WORKER]:
+                yield process
+
+
+def _is_alive(process: psutil.Process | None) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process is not None and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _kill(process: psutil.Process | None) -> None:
+    with suppress(psutil.NoSuchProcess):
+        if process is not None:
+            process.kill()

@@ -26,9 +26,8 @@ from hypothesis import HealthCheck, given, settings
 
 from evertrain_flows.cli.app import main
 from tests import commands
-from tests.hostile.contents import everything
 from tests.hostile.spoiling import KNOWN, QUICK, Spoil, spoilers
-from tests.hostile.whole_run import NEWEST, whole_run
+from tests.hostile.whole_run import NEWEST, everything, whole_run
 from tests.marks import SLOW
 from train_core.client import isolated
 from train_core.errors import EvertrainError

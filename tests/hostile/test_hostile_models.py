@@ -13,8 +13,7 @@ import pytest
 
 from evertrain_flows.cli.app import main
 from tests.client.test_champions import MODEL, Models
-from tests.hostile.contents import everything
-from tests.hostile.whole_run import Anything, reseal, resealed
+from tests.hostile.whole_run import Anything, everything, reseal, resealed
 from train_core.champion.log import ModelLog
 from train_core.client.checkpoints import verify_run
 from train_core.errors import CheckpointError

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pydantic import RootModel
@@ -106,3 +109,17 @@ def vouch_for(folder: RunFolder, checkpoint: str, file: str, data: bytes) -> Non
         return content | {field: found}
 
     reseal(folder, f"checkpoints/{checkpoint}/manifest.json", listed)
+
+
+def everything(folder: Path) -> dict[str, tuple[int, bytes | str]]:
+    """All that is below, by its path: its kind and its content or size, or where it leads."""
+    found: dict[str, tuple[int, bytes | str]] = {}
+    for path in folder.rglob("*"):
+        kind, size_bytes = path.lstat().st_mode, path.lstat().st_size
+        content: bytes | str = ""
+        if stat.S_ISLNK(kind):
+            content = os.readlink(path)
+        elif stat.S_ISREG(kind):
+            content = path.read_bytes() if size_bytes < 2**24 else str(size_bytes)
+        found[str(path)] = (kind, content)
+    return found

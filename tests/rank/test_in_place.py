@@ -23,7 +23,7 @@ from tests.rank.digests import digest_of_training
 from tests.rank.test_exact import CONFIGS as OF_THE_TABLE
 from tests.rank.tiny import Tiny, TinySettings
 from tests.ranks import in_place
-from tests.ranks.lasting import LastingProcesses
+from tests.ranks.in_place import LastingProcesses
 from train_core import TrainConfig
 from train_core.config import LOCAL
 from train_core.datasets.protocols import Dataset, Split, Stream

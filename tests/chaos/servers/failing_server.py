@@ -20,8 +20,7 @@ from tests.chaos.servers.prefect_lost import (
     prefect_faults,
 )
 from tests.chaos.servers.servers import EmbeddedPrefect, OwnGateway, OwnMlflow, OwnPrefect, Victim
-from tests.chaos.stages import is_held
-from tests.chaos.standing import HOLD, NOTES, newest_step
+from tests.chaos.standing import HOLD, NOTES, is_held, newest_step
 from tests.chaos.strike import Recovery, left_in, recovered_at, repeated
 from tests.conftest import BUCKET
 from tests.flows.prefect_side import shown_in_prefect

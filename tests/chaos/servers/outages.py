@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tests.chaos.servers.switch import Way
-from tests.chaos.stages import AFTER_TRAINING, HELD, SELECTION
+from tests.chaos.standing import AFTER_TRAINING, HELD, SELECTION
 
 EMBEDDED, ELSEWHERE = "Prefect's server", "a Prefect server elsewhere"
 MLFLOW, S3 = "MLflow's server", "the S3 server"
