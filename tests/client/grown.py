@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.storage.samples import record
+from tests.storage.samples import manifest, record
 from train_core.storage.records.journal import Entry
-from train_core.storage.records.manifest import CheckpointManifest, FileEntry
+from train_core.storage.records.manifest import FileEntry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.records.tensor_file import lay_out
 from train_core.storage.run_folder import Commit, RunFolder
@@ -45,22 +45,17 @@ def commit(
     writer = RunWriter(folder, change.get("attempt", 1))
     files = contents(step)
     fields = {
-        "created_at": "2026-01-01T00:00:00Z",
-        "attempt": writer.attempt,
         "files": tuple(FileEntry.of(name, data) for name, data in files.items()),
-        "step": step,
         "epoch": step // 2,
         "samples_seen": step * 64,
         "metrics": {"train/loss": 1 / step, **metrics},
-        "validated": True,
-        "stopped_by": "",
         "journal": writer.append_to_journal(before.manifest.journal if before else (), entries),
     }
-    manifest = CheckpointManifest.model_validate(fields | change)
+    made = manifest(step, writer.attempt, **fields | change)
     key = f"checkpoints/{CheckpointName(step, writer.attempt)}"
-    for entry in manifest.files:
+    for entry in made.files:
         folder.store.write(f"{key}/{entry.name}", files[entry.name.rpartition("/")[2]])
-    return writer.commit(manifest)
+    return writer.commit(made)
 
 
 def contents(step: int) -> dict[str, bytes]:

@@ -108,9 +108,7 @@ def test_a_deployment_of_that_time_runs_says_how_to_deploy_again_and_is(tmp_path
     home = tmp_path / "home"
     home.mkdir()
     environment = isolated(home) | {"PYTHONPATH": ""}
-    server = Server(home, environment)
-    server.start()
-    try:
+    with Server(home, environment) as server:
         site = Site(home, environment, server.url)
         site.prefect("work-pool", "create", "evertrain", "--type", "process")
         deployment = deploy_as_then(server.url, home)
@@ -122,8 +120,6 @@ def test_a_deployment_of_that_time_runs_says_how_to_deploy_again_and_is(tmp_path
         site.deploy_again()
         (now,) = filtered(server.url, "deployments", deployments={"id": {"any_": [deployment]}})
         assert now["entrypoint"] == "evertrain_flows.retrain.retrain"
-    finally:
-        server.stop()
 
 
 def deploy_as_then(api: str, home: Path) -> str:

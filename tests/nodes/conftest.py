@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.nodes.network import Network, network
+from tests.nodes.network import Network
 from tests.nodes.ray_nodes import Place, RayCluster, ray_cluster_on
 from tests.plugins.leaks import Belongings
 from tests.storage.doubles.fault_proxy import FaultProxy
@@ -25,7 +25,7 @@ def no_leaks() -> None:
 @pytest.fixture(scope="module")
 def net() -> Iterator[Network]:
     before = Belongings.now()
-    with network() as made:
+    with Network() as made:
         yield made
         assert not made.processes()
     assert not before.added(within_s=10)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import Self
 
 import psutil
 
@@ -74,28 +74,19 @@ class Network:
     def processes(self) -> list[psutil.Process]:
         return [process for machine in self._machines for process in machine.processes()]
 
-    def _open(self) -> None:
+    def __enter__(self) -> Self:
+        """Open it; what then runs on its machines must have ended when it is left."""
         _ip("link", "add", self._name, "type", "bridge")
         _ip("addr", "add", f"{self.address}/24", "dev", self._name)
         _ip("link", "set", self._name, "up")
+        return self
 
-    def _close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with ExitStack() as all_of_it:
             all_of_it.callback(_ip, "link", "delete", self._name)
             for machine in self._machines:
                 # Its cable goes with it.
                 all_of_it.callback(_ip, "netns", "delete", machine.namespace)
-
-
-@contextmanager
-def network() -> Iterator[Network]:
-    """A network, which is gone at the end; what runs on its machines must have ended."""
-    made = Network()
-    try:
-        made._open()
-        yield made
-    finally:
-        made._close()
 
 
 def _ip(*arguments: str) -> str:

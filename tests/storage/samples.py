@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from train_core.config import TrainConfig
@@ -14,9 +16,9 @@ from train_core.storage.run_writer import RunWriter
 WEIGHTS = b"weights"
 
 
-def manifest(step: int = 1, attempt: int = 1) -> CheckpointManifest:
-    """The manifest of a checkpoint with one file."""
-    return CheckpointManifest(
+def manifest(step: int = 1, attempt: int = 1, /, **change: Any) -> CheckpointManifest:
+    """The manifest of a checkpoint with one file, and with another value of what is changed."""
+    made = CheckpointManifest(
         created_at="2026-01-01T00:00:00Z",
         attempt=attempt,
         files=(FileEntry.of("model.safetensors", WEIGHTS),),
@@ -28,6 +30,7 @@ def manifest(step: int = 1, attempt: int = 1) -> CheckpointManifest:
         stopped_by="",
         journal=(FileEntry.of("steps-00000001-00000001-a0001.jsonl", b"{}\n"),),
     )
+    return made.model_copy(update=change)
 
 
 def record(name: str = "run", **config: object) -> RunRecord:

@@ -10,6 +10,7 @@ import safetensors.torch
 from torch import nn
 
 from tests.champion.samples import MODEL, decide, decision, promote
+from tests.storage.samples import manifest
 from train_core.champion.log import ModelLog
 from train_core.config import TrainConfig
 from train_core.rank.metrics.scores import Scores
@@ -27,7 +28,6 @@ from train_core.storage.coordination.lease import Lease
 from train_core.storage.predictions import result_of
 from train_core.storage.records.journal import Entry, append
 from train_core.storage.records.manifest import (
-    CheckpointManifest,
     EvaluationManifest,
     FileEntry,
     PredictionsManifest,
@@ -81,7 +81,6 @@ class RunBuilder:
         model: nn.Module | None = None,
         time_s: float = BEGIN_S,
         entries: list[Entry] | None = None,
-        validated: bool = True,
         reported: Mapping[str, bytes] | None = None,
         **facts: Any,
     ) -> CheckpointSummary:
@@ -101,20 +100,17 @@ class RunBuilder:
         for path, data in files.items():
             store.write(f"checkpoints/{name}/{path}", data)
         metrics = metrics or {"validation/accuracy": 0.5 + steps[-1] / 1000, "train/loss": 0.1}
-        manifest = CheckpointManifest(
-            created_at=now(),
-            attempt=attempt,
-            files=tuple(FileEntry.of(path, data) for path, data in files.items()),
-            reported=None if reported is None else ReportedFolder(name="", world_size=1),
-            step=name.step,
-            epoch=1,
-            samples_seen=10 * name.step,
-            metrics=metrics,
-            validated=validated,
-            stopped_by="epochs" if finished else "",
-            journal=self.segments,
-        )
-        RunWriter(self.folder, attempt).commit(manifest.model_copy(update=facts))
+        fields = {
+            "created_at": now(),
+            "files": tuple(FileEntry.of(path, data) for path, data in files.items()),
+            "reported": None if reported is None else ReportedFolder(name="", world_size=1),
+            "epoch": 1,
+            "samples_seen": 10 * name.step,
+            "metrics": metrics,
+            "stopped_by": "epochs" if finished else "",
+            "journal": self.segments,
+        }
+        RunWriter(self.folder, attempt).commit(manifest(name.step, attempt, **fields | facts))
         uri = store.uri(f"checkpoints/{name}")
         return CheckpointSummary(name=str(name), uri=uri, step=name.step, epoch=1, metrics=metrics)
 
@@ -143,17 +139,15 @@ class RunBuilder:
         for name, data in files.items():
             store.write(name, data)
         metrics = metrics or {"accuracy": 0.9, "loss": 0.3}
-        manifest = EvaluationManifest(
-            created_at=now(),
+        made = EvaluationManifest(
+            **_of(checkpoint),
             files=tuple(FileEntry.of(name, data) for name, data in files.items()),
-            checkpoint=checkpoint.name,
-            checkpoint_digest="0" * 64,
             split=split,
             max_batches=0,
             num_samples=10,
             metrics=metrics,
         )
-        store.create(MANIFEST_JSON, manifest.to_json())
+        store.create(MANIFEST_JSON, made.to_json())
         return EvaluationResult(
             checkpoint=checkpoint, split=split, uri=store.url, num_samples=10, metrics=metrics
         )
@@ -164,18 +158,11 @@ class RunBuilder:
         """Commit predictions without files, with `said` of their input."""
         key = f"predictions/{checkpoint.name}{suffix or '-00000000'}"
         store = self.folder.store.child(key)
-        manifest = PredictionsManifest(
-            created_at=now(),
-            files=(),
-            checkpoint=checkpoint.name,
-            checkpoint_digest="0" * 64,
-            step=checkpoint.step,
-            input=said,
-            num_rows=7,
-            rows=(),
+        made = PredictionsManifest(
+            **_of(checkpoint), files=(), step=checkpoint.step, input=said, num_rows=7, rows=()
         )
-        store.create(PREDICTIONS_MANIFEST_JSON, manifest.to_json())
-        return result_of(self.folder, key, manifest, checkpoint)
+        store.create(PREDICTIONS_MANIFEST_JSON, made.to_json())
+        return result_of(self.folder, key, made, checkpoint)
 
     def trained(self, best: CheckpointSummary) -> TrainResult:
         """What the training gave, whose only checkpoint is `best`."""
@@ -235,6 +222,11 @@ def write_report(
     folder.store.write(REPORT_JSON, report.model_dump_json().encode())
 
 
+def _of(checkpoint: CheckpointSummary) -> dict[str, str]:
+    """What the manifest of a result says of its checkpoint, and of now."""
+    return {"created_at": now(), "checkpoint": checkpoint.name, "checkpoint_digest": "0" * 64}
+
+
 def _trained(folder: RunFolder, best: CheckpointSummary) -> TrainResult:
     newest = folder.newest()
     assert newest is not None
@@ -254,10 +246,8 @@ def _trained(folder: RunFolder, best: CheckpointSummary) -> TrainResult:
 
 def entry(step: int, time_s: float = BEGIN_S) -> Entry:
     """What a step's journal says; step 3 was not finite."""
-    metrics: dict[str, Any] = {
-        "train/loss": None if step == 3 else 1 / step,
-        "train/learning_rate": 0.1,
-    }
+    loss = None if step == 3 else 1 / step
+    metrics: dict[str, Any] = {"train/loss": loss, "train/learning_rate": 0.1}
     return Entry(step=step, time=time_s + step, metrics=metrics, rates={"train/samples_per_s": 9.0})
 
 

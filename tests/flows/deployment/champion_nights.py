@@ -80,12 +80,8 @@ def run_nights(home: Path, data: Path, api: str) -> Site:
 def main() -> None:
     home = Path(sys.argv[1]).absolute()
     home.mkdir(parents=True)
-    server = Server(home, isolated(home))
-    server.start()
-    try:
+    with Server(home, isolated(home)) as server:
         run_nights(home, Path(os.environ["EVERTRAIN_DATA"]), server.url)
-    finally:
-        server.stop()
 
 
 if __name__ == "__main__":

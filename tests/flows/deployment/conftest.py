@@ -34,12 +34,8 @@ def environment(home: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def server(home: Path, environment: dict[str, str]) -> Iterator[Server]:
-    found = Server(home, environment)
-    found.start()
-    try:
+    with Server(home, environment) as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psutil
@@ -78,7 +78,7 @@ def hasty_automations(folder: Path, missed_s: float) -> Path:
 
 
 class Server:
-    """A Prefect server that can be stopped, or killed, and started again."""
+    """A Prefect server that runs while it is entered; it can be stopped, or killed, meanwhile."""
 
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
         self._port = str(free_port())
@@ -94,6 +94,13 @@ class Server:
         process = self._running.enter_context(started)
         self._process = psutil.Process(process.pid)
         wait_until_up(lambda: answers_at(f"{self.url}/health"), log, process)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def kill(self) -> None:
         """As `kill -9` does; to be started again."""

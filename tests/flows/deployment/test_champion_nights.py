@@ -49,13 +49,9 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nights]:
     if not os.environ.get("EVERTRAIN_DATA"):
         pytest.skip("EVERTRAIN_DATA is not set: the folder that has mnist and fashion-mnist")
     home = tmp_path_factory.mktemp("nights")
-    server = Server(home, isolated(home))
-    server.start()
-    try:
+    with Server(home, isolated(home)) as server:
         run_nights(home, Path(os.environ["EVERTRAIN_DATA"]), server.url)
         yield Nights(home, server.url)
-    finally:
-        server.stop()
 
 
 def test_a_first_champion_a_refusal_and_a_promotion(nights: Nights) -> None:

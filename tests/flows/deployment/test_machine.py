@@ -36,12 +36,8 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def machine_server(place: Path) -> Iterator[Server]:
-    server = Server(place, isolated(place))
-    server.start()
-    try:
+    with Server(place, isolated(place)) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def evict(worker: psutil.Process) -> None:

@@ -44,12 +44,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def api(home: Path) -> Iterator[str]:
     # It looks for what is to be scheduled once a minute, if it is not told otherwise.
     hasty = {"PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2"}
-    server = Server(home, isolated(home) | hasty)
-    server.start()
-    try:
+    with Server(home, isolated(home) | hasty) as server:
         yield server.url
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -150,8 +150,7 @@ def kill_in_the_middle(week: Week, night: str) -> None:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Told]]:
     week = Week(tmp_path_factory.mktemp("week"))
-    week.server.start()
-    try:
+    with week.server:
         week.site.deploy(file=own_prefect_file(week.home / "own", **week.parameters))
         with week.site.worker():
             deliver(week.data, 400)
@@ -178,8 +177,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Told]]:
             week.run("sunday")
             assert week.champion() == "sunday"
             yield week.told()
-    finally:
-        week.server.stop()
 
 
 def test_a_good_night_is_told_as_one_that_became_champion(told: dict[str, Told]) -> None:

@@ -41,16 +41,12 @@ def another() -> None:
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncPrefectClient]:
     """Of a real server; each test has a storage of its own, and flow runs that name it."""
     home = tmp_path_factory.mktemp("server")
-    server = Server(home, isolated(home))
-    server.start()
-    try:
-        with (
-            temporary_settings({PREFECT_API_URL: server.url}),
-            get_client(sync_client=True) as found,
-        ):
-            yield found
-    finally:
-        server.stop()
+    with (
+        Server(home, isolated(home)) as server,
+        temporary_settings({PREFECT_API_URL: server.url}),
+        get_client(sync_client=True) as found,
+    ):
+        yield found
 
 
 def suspended(
