@@ -101,12 +101,8 @@ class JsonLinesTracker:
         return str(address)
 
     def retain_models(self, kept: Sequence[str], is_there: Callable[[str], bool]) -> None:
-        known = self._read("models.json")
-        stay = {
-            digest: one
-            for digest, one in known.items()
-            if digest in kept or is_there(one["checkpoint"])
-        }
+        known = self._read("models.json").items()
+        stay = {key: one for key, one in known if key in kept or is_there(one["checkpoint"])}
         self._write("models.json", stay)
 
     def version(self, result: GateResult, log: ModelLog, logged: Callable[[], str]) -> None:
@@ -127,14 +123,8 @@ class JsonLinesTracker:
 
     def _add_points(self, key: str, points: list[dict[str, Any]], is_final: bool) -> None:
         """Add points; of a value that the run ends with, another one only if it differs."""
-        there = self._lines(key)
-        names = [{"name": one["name"], "value": one["value"]} for one in there]
-        new = [
-            one
-            for one in points
-            if not (is_final and {"name": one["name"], "value": one["value"]} in names)
-        ]
-        self._add(key, new)
+        there = [(one["name"], one["value"]) for one in self._lines(key)] if is_final else []
+        self._add(key, [one for one in points if (one["name"], one["value"]) not in there])
 
     def _add_metrics_of_model(self, digest: str, points: Sequence[Point]) -> None:
         known = self._read("models.json")

@@ -25,6 +25,23 @@ from torch import nn
 from torch.optim import Adam
 
 
+def report_number(
+    metrics: dict[str, Any], number: int, *, by_all: bool = False, **more: Any
+) -> None:
+    """Rank 0, or each rank, reports a folder with a number; the others report metrics alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "number.txt").write_text(str(number))
+        saves = by_all or train.get_context().get_world_rank() == 0
+        checkpoint = Checkpoint.from_directory(folder) if saves else None
+        train.report(metrics, checkpoint=checkpoint, **more)
+
+
+def number_in(checkpoint: Checkpoint) -> int:
+    """The number in its folder."""
+    with checkpoint.as_directory() as folder:
+        return int(Path(folder, "number.txt").read_text())
+
+
 def save_and_resume(config: dict[str, Any]) -> None:
     """Ray's own example of restoring: model, optimizer and epoch, and an intentional error."""
     torch.manual_seed(0)
@@ -192,10 +209,7 @@ def uploads_slowly(config: dict[str, Any]) -> None:
     The file `uploading-N` in the folder `place` says that rank 0 uploads the folder of epoch N.
     """
     checkpoint = train.get_checkpoint()
-    first = 0
-    if checkpoint:
-        with checkpoint.as_directory() as folder:
-            first = int(Path(folder, "number.txt").read_text()) + 1
+    first = number_in(checkpoint) + 1 if checkpoint else 0
     for number in range(first, config["num_epochs"]):
 
         def upload(checkpoint: Checkpoint, name: str, number: int = number) -> Checkpoint:
@@ -203,35 +217,23 @@ def uploads_slowly(config: dict[str, Any]) -> None:
             time.sleep(config["upload_s"])
             return checkpoint
 
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "number.txt").write_text(str(number))
-            is_rank0 = train.get_context().get_world_rank() == 0
-            made = Checkpoint.from_directory(folder) if is_rank0 else None
-            metrics = {"loss": 1.0, "epoch": number}
-            train.report(metrics, checkpoint=made, checkpoint_upload_fn=upload if made else None)
+        is_rank0 = train.get_context().get_world_rank() == 0
+        metrics = {"loss": 1.0, "epoch": number}
+        report_number(metrics, number, checkpoint_upload_fn=upload if is_rank0 else None)
 
 
 def from_a_thread(config: dict[str, Any]) -> None:
     """Reports from another thread, and asks for its checkpoints and with other ranks."""
-
-    def run() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "a").write_text("a")
-            is_rank0 = train.get_context().get_world_rank() == 0
-            checkpoint = Checkpoint.from_directory(folder) if is_rank0 else None
-            train.report({"loss": 1.0}, checkpoint=checkpoint)
-
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=report_number, args=({"loss": 1.0}, 7))
     thread.start()
     thread.join()
     ray.train.collective.barrier()
     found = train.get_all_reported_checkpoints()
     newest = train.get_checkpoint()
     assert newest is not None
-    with newest.as_directory() as place:
-        text = Path(place, "a").read_text()
+    number = number_in(newest)
     names = ray.train.collective.broadcast_from_rank_zero([one.metrics["loss"] for one in found])
-    train.report({"found": len(found), "same": names == [1.0], "is_read": text == "a"})
+    train.report({"found": len(found), "same": names == [1.0], "is_read": number == 7})
 
 
 def factory() -> TorchTrainer:
@@ -279,8 +281,7 @@ def validate(
     begun: str = "",
 ) -> dict[str, Any]:
     """Measures a checkpoint in the background: the later ones are worse."""
-    with checkpoint.as_directory() as folder:
-        number = int(Path(folder, "number.txt").read_text())
+    number = number_in(checkpoint)
     if begun:
         Path(begun).touch()
     time.sleep(seconds)
@@ -292,11 +293,7 @@ def validate(
 def asks_for_validation(config: dict[str, Any]) -> None:
     """Reports folders that a validation function measures."""
     for number in range(4):
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "number.txt").write_text(str(number))
-            is_rank0 = train.get_context().get_world_rank() == 0
-            checkpoint = Checkpoint.from_directory(folder) if is_rank0 else None
-            train.report({"number": number}, checkpoint=checkpoint, validation=True)
+        report_number({"number": number}, number, validation=True)
     found = train.get_all_reported_checkpoints()
     assert all("accuracy" in one.metrics for one in found), found
 
@@ -342,10 +339,7 @@ def fails_while_it_is_validated() -> None:
     """Fails in its first attempt; in the second one it finds all of its checkpoints validated."""
     is_again = train.get_checkpoint() is not None
     for number in [2] if is_again else [0, 1]:
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "number.txt").write_text(str(number))
-            checkpoint = Checkpoint.from_directory(folder)
-            train.report({"number": number}, checkpoint=checkpoint, validation=True)
+        report_number({"number": number}, number, validation=True)
     if not is_again:
         raise RuntimeError("the first attempt fails")
     found = train.get_all_reported_checkpoints()
@@ -364,16 +358,11 @@ def with_a_validation_that_waits() -> TorchTrainer:
 def fails_between_two_folders(config: dict[str, Any]) -> None:
     """Saves every third epoch, and fails before the second folder unless it may go on."""
     checkpoint = train.get_checkpoint()
-    first = 0
-    if checkpoint:
-        with checkpoint.as_directory() as folder:
-            first = int(Path(folder, "epoch.txt").read_text()) + 1
-    for epoch in range(first, 6):
+    for epoch in range(number_in(checkpoint) + 1 if checkpoint else 0, 6):
         if epoch == 3 and not Path(config["scratch"], "go-on").exists():
             raise RuntimeError("it fails for good")
-        with tempfile.TemporaryDirectory() as folder:
-            checkpoint = None
-            if epoch % 3 == 0:
-                Path(folder, "epoch.txt").write_text(str(epoch))
-                checkpoint = Checkpoint.from_directory(folder)
-            train.report({"epoch": epoch, "loss": 1 / (1 + epoch)}, checkpoint=checkpoint)
+        metrics = {"epoch": epoch, "loss": 1 / (1 + epoch)}
+        if epoch % 3 == 0:
+            report_number(metrics, epoch, by_all=True)
+        else:
+            train.report(metrics)
