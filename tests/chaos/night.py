@@ -111,11 +111,8 @@ class Night:
             if moment(one["expected_start_time"]) <= time.time()
         ]
 
-    def strike(self) -> None:
-        """Wait until some flow run is amid its training that was not struck before."""
-        self._wait(self._trains, "nothing trains")
-
     def _trains(self) -> bool:
+        """Whether some flow run is amid its training that was not struck before: it is now."""
         for one in self.fired():
             if one["state_type"] == "RUNNING" and one["name"] != self._struck:
                 with suppress(EvertrainError):
@@ -126,7 +123,7 @@ class Night:
         return False
 
     def kill_server(self) -> None:
-        self.strike()
+        self._wait(self._trains, "nothing trains")
         self.say(f"the server is killed, amid {self._struck}")
         self.server.kill()
         time.sleep(DOWN_S)
@@ -134,7 +131,7 @@ class Night:
         self.say("the server is back")
 
     def kill_worker(self) -> None:
-        self.strike()
+        self._wait(self._trains, "nothing trains")
         self.say(f"the worker is killed, with all that it runs, amid {self._struck}")
         assert self._worker is not None
         kill_all(self._worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -33,10 +34,7 @@ class OnInputs(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape or (NUM_INPUTS,)
-        size = 1
-        for length in self.shape:
-            size *= length
-        self.first = nn.Linear(NUM_INPUTS, size)
+        self.first = nn.Linear(NUM_INPUTS, prod(self.shape))
         self.layer = layer
         self.call = call or (lambda module, x: module(x))
         was_training = layer.training

@@ -37,10 +37,6 @@ def sgd_by(kind: Any, **options: Any) -> Case:
     return Case(Plain, of(torch.optim.SGD, lr=0.1, momentum=0.9), schedule)
 
 
-def constant(step: int) -> float:
-    return 0.9
-
-
 def plateau(optimizer: Optimizer, total_steps: int) -> Any:
     # Hardly any loss falls by half in an epoch.
     return lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
@@ -72,10 +68,15 @@ class Shampoo(Optimizer):
                     parameter.add_(step.view_as(parameter), alpha=-group["lr"])
 
 
+def of_both_kinds(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The matrices, and the biases."""
+    every = list(model.parameters())
+    return [p for p in every if p.ndim > 1], [p for p in every if p.ndim <= 1]
+
+
 def combined(model: nn.Module) -> Optimizer:
     """The matrices by one optimizer, the biases by another one."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
+    matrices, others = of_both_kinds(model)
     return CombinedOptimizer(
         torch.optim.SGD(matrices, lr=0.1, momentum=0.9), torch.optim.AdamW(others, lr=0.01)
     )
@@ -128,7 +129,7 @@ SCHEDULES: dict[str, Case] = {
     "ExponentialLR": sgd_by(lr_scheduler.ExponentialLR, gamma=0.9),
     "LambdaLR": sgd_by(lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step),
     "LinearLR": sgd_by(lr_scheduler.LinearLR, total_iters=4),
-    "MultiplicativeLR": sgd_by(lr_scheduler.MultiplicativeLR, lr_lambda=constant),
+    "MultiplicativeLR": sgd_by(lr_scheduler.MultiplicativeLR, lr_lambda=lambda _: 0.9),
     "MultiStepLR": sgd_by(lr_scheduler.MultiStepLR, milestones=[2, 4]),
     "OneCycleLR": sgd_by(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=6),
     "PolynomialLR": sgd_by(lr_scheduler.PolynomialLR, total_iters=5),

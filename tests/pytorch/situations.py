@@ -18,6 +18,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 
 from tests.pytorch.case import NUM_CLASSES, NUM_INPUTS, Case, adamw
 from tests.pytorch.models import OnInputs, OnTokens, Plain
+from tests.pytorch.optimizers import of_both_kinds
 from train_core import ArrayDataset
 
 
@@ -394,8 +395,7 @@ class LazyModel(nn.Module):
 
 
 def two_groups(model: nn.Module) -> torch.optim.Optimizer:
-    weights = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() <= 1]
+    weights, others = of_both_kinds(model)
     return torch.optim.AdamW(
         [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=0.01
     )
