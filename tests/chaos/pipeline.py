@@ -33,7 +33,6 @@ from train_core.storage.objects.backends.disk_files import TEMPORARY
 from train_core.storage.objects.store import Store
 from train_core.storage.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[2]
 WITHIN_S = 300.0
 LOOK_EVERY_S = 1.0
 FELT_S = 12.0

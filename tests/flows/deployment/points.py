@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from torch import nn
 
 from tests.rank.growing import FolderSettings
-from tests.rank.tiny import Tiny
+from tests.rank.tiny import Linear
 from train_core import ArrayDataset, Split
 
 HOLD, HELD = ".hold", ".held"
@@ -21,7 +21,7 @@ the other."""
 HELD_AFTER = 5
 
 
-class Points(Tiny):
+class Points(Linear):
     """Whether a point of the plane lies above the diagonal."""
 
     Settings = FolderSettings
