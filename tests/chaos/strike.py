@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -25,6 +25,7 @@ from tests.chaos.pipeline import (
     started,
     unfinished,
 )
+from tests.chaos.servers.outages import Outage
 from tests.chaos.standing import HELD, HOLD, NOTES, PACE, is_held, newest_step
 from tests.flows.prefect_side import shown_in_prefect
 from tests.ranks.ray_processes import below
@@ -61,23 +62,11 @@ class Fault:
         return f"{self.how.name} of {self.victim}{when}{then}"
 
 
-class Disturbance(Protocol):
-    """Whatever strikes a pipeline; its text says it."""
-
-    @property
-    def stage(self) -> str:
-        """The stage at which it strikes."""
-
-    @property
-    def must_heal(self) -> bool:
-        """Whether the pipeline has to come to its end by itself."""
-
-
 @dataclass(frozen=True)
 class Recovery:
     """What became of it."""
 
-    fault: Disturbance
+    fault: Fault | Outage
     struck: bool
     """Whether there was somebody to strike, at a moment drawn by chance."""
     again: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from math import prod
 from typing import Any
 
@@ -66,3 +67,20 @@ class OnTokens(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         found = self.embedding(tokens)
         return self.last(found.flatten(1))
+
+
+class Averaged(nn.Module):
+    """A model and a moving average of it: the one is trained, the other is used."""
+
+    def __init__(self, live: nn.Module) -> None:
+        super().__init__()
+        self.live = live
+        self.average = deepcopy(live).requires_grad_(requires_grad=False)
+
+    def forward(self, *given: Tensor) -> Any:
+        return self.live(*given) if self.training else self.average(*given)
+
+    def move(self) -> None:
+        with torch.no_grad():
+            for old, new in zip(self.average.parameters(), self.live.parameters(), strict=True):
+                old.lerp_(new, 0.1)

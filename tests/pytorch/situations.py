@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Subset, random_split
 
 from tests.pytorch.case import NUM_CLASSES, NUM_INPUTS, Case, adamw
-from tests.pytorch.models import OnInputs, OnTokens, Plain
+from tests.pytorch.models import Averaged, OnInputs, OnTokens, Plain
 from tests.pytorch.optimizers import of_both_kinds
-from train_core import ArrayDataset
+from tests.rank.tiny import PlainDataset
 
 
 class Shared(nn.Module):
@@ -288,23 +285,6 @@ class Tied(nn.Module):
         return self.last(self.embedding(tokens).mean(1) + x)[:, :NUM_CLASSES]
 
 
-class Averaged(nn.Module):
-    """A model and a moving average of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = Plain()
-        self.average = deepcopy(self.live).requires_grad_(requires_grad=False)
-
-    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        return self.live(x, tokens) if self.training else self.average(x, tokens)
-
-    def move(self) -> None:
-        with torch.no_grad():
-            for old, new in zip(self.average.parameters(), self.live.parameters(), strict=True):
-                old.lerp_(new, 0.1)
-
-
 class SwaAveraged(nn.Module):
     """The average is torch's own AveragedModel."""
 
@@ -353,23 +333,11 @@ class WithScale(Around):
         return self.inner(x, tokens)
 
 
-class Noisy(Dataset[dict[str, Any]]):
-    """Samples that are transformed with torch's, numpy's and Python's generators."""
-
-    def __init__(self, inner: ArrayDataset) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        sample = self.inner[index]
-        noise = torch.randn(NUM_INPUTS).numpy() + np.random.rand(NUM_INPUTS)  # noqa: NPY002
-        sample["x"] = (sample["x"] + noise + random.random()).astype(np.float32)
-        return sample
+drawing = partial(PlainDataset, transform=True)
+"""Makes samples of which each is transformed by chance."""
 
 
-class ListsSamples(Noisy):
+class ListsSamples(PlainDataset):
     """Gives a list of samples at once, as Hugging Face's datasets do."""
 
     def __getitems__(self, indices: Any) -> list[dict[str, Any]]:
@@ -499,7 +467,9 @@ SITUATIONS: dict[str, Case] = {
     "a train() that leaves a part in evaluation": Case(KeepsNormFixed),
     "a model that is in evaluation as a whole": Case(lambda: Plain().eval()),
     "tied weights": Case(Tied),
-    "an average of the weights": Case(Averaged, after_step=lambda model, _: model.move()),  # type: ignore[operator]  # it is an Averaged
+    "an average of the weights": Case(
+        lambda: Averaged(Plain()), after_step=lambda model, _: model.move()
+    ),  # type: ignore[operator]  # it is an Averaged
     "torch's AveragedModel": Case(
         SwaAveraged,
         after_step=lambda model, _: model.average.update_parameters(model.live),  # type: ignore[union-attr, operator]  # it is a SwaAveraged
@@ -542,18 +512,22 @@ SITUATIONS: dict[str, Case] = {
     "pruning": Case(changed(lambda model: prune.l1_unstructured(model.first, "weight", 0.5))),
     "weights of several types": Case(MixedTypes),
     "complex weights": Case(ComplexWeights),
-    "samples that draw": Case(Plain, dataset=Noisy),
+    "samples that draw": Case(Plain, dataset=drawing),
     "random_split of samples that draw": Case(
-        Plain, dataset=lambda data: random_split(Noisy(data), [30, 6])[0]
+        Plain, dataset=lambda data: random_split(drawing(data), [30, 6])[0]
     ),
-    "Subset of samples that draw": Case(Plain, dataset=lambda data: Subset(Noisy(data), range(24))),
+    "Subset of samples that draw": Case(
+        Plain, dataset=lambda data: Subset(drawing(data), range(24))
+    ),
     "ConcatDataset of samples that draw": Case(
-        Plain, dataset=lambda data: ConcatDataset([Noisy(data), Noisy(data)])
+        Plain, dataset=lambda data: ConcatDataset([drawing(data), drawing(data)])
     ),
     "random_split without a generator": Case(
         Plain, dataset=lambda data: random_split(data, [30, 6])[0]
     ),
-    "a dataset that lists samples that draw": Case(Plain, dataset=ListsSamples),
+    "a dataset that lists samples that draw": Case(
+        Plain, dataset=partial(ListsSamples, transform=True)
+    ),
     "one sample under BatchNorm": Case(Plain, num_train=37, refused="drop_last", refused_from=1),
     "one sample under BatchNorm that is called by name": Case(
         lambda: OnInputs(nn.BatchNorm1d(NUM_INPUTS), call=lambda norm, x: norm(input=x)),

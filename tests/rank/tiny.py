@@ -39,7 +39,7 @@ class TinySettings(Settings):
 
 
 class PlainDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Reads one sample at a time and transforms it with the global generators."""
+    """Reads one sample at a time and transforms it by torch's, numpy's and Python's generators."""
 
     def __init__(self, inner: ArrayDataset, *, transform: bool) -> None:
         self._inner = inner
@@ -51,8 +51,9 @@ class PlainDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = self._inner[index]
         if self._transform:
-            noise = torch.randn(8).numpy() + np.random.rand(8)  # noqa: NPY002 (users draw from it)
-            sample["x"] = (sample["x"] + 0.01 * noise).astype(np.float32)
+            size = sample["x"].shape
+            noise = torch.randn(size).numpy() + np.random.rand(*size)  # noqa: NPY002 (users draw so)
+            sample["x"] = (sample["x"] + 0.01 * (noise + random.random())).astype(np.float32)
         return sample
 
 

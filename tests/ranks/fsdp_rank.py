@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
+from tests.pytorch.models import Averaged
 from tests.rank.tiny import StreamingTiny, Tiny, TinySettings
 from tests.ranks.rank import one_of, tell_of_all
 from train_core import Batch, TrainConfig
@@ -56,18 +56,6 @@ class Published(Smooth):
     def initialize(self, model: nn.Module) -> None:
         state = {name: torch.ones_like(value) / 8 for name, value in model.state_dict().items()}
         model.load_state_dict(state)
-
-
-class Averaged(nn.Module):
-    """A model and a moving average of it: the one is trained, the other is used."""
-
-    def __init__(self, live: nn.Module) -> None:
-        super().__init__()
-        self.live = live
-        self.average = deepcopy(live).requires_grad_(False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.live(inputs) if self.training else self.average(inputs)
 
 
 class Averaging(Smooth):
