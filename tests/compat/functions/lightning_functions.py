@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import lightning.pytorch as pl  # Was `pytorch_lightning`: Ray's callback is one of `lightning`.
 import ray
 import ray.train
 import torch
-from lightning.pytorch.callbacks import Callback  # The same.
 from ray import train
 from ray.train import Checkpoint, Result
 from ray.train.lightning import (
@@ -23,6 +22,12 @@ from ray.train.lightning import (
 from ray.train.torch import TorchTrainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+# Was `pytorch_lightning` alone: Ray's callback is one of `lightning`, unless there is none.
+if sys.modules.get("lightning", True):
+    import lightning.pytorch as pl
+else:
+    import pytorch_lightning as pl
 
 
 class MyLightningModule(pl.LightningModule):
@@ -75,12 +80,21 @@ class MyLightningDataModule(pl.LightningDataModule):
         return DataLoader(self.validation, batch_size=4)
 
 
-QUIET = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
+def trainer_with(callback: pl.Callback, max_epochs: int) -> pl.Trainer:
+    """Lightning's trainer on Ray's workers."""
+    trainer = pl.Trainer(
+        max_epochs=max_epochs,
+        accelerator="cpu",
+        devices="auto",
+        strategy=RayDDPStrategy(),
+        plugins=[RayLightningEnvironment()],
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    return prepare_trainer(trainer)
 
 
 def report_callback() -> None:
@@ -88,18 +102,7 @@ def report_callback() -> None:
     pl.seed_everything(0)
     model = MyLightningModule()
     datamodule = MyLightningDataModule()
-
-    trainer = pl.Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        devices="auto",
-        strategy=RayDDPStrategy(),
-        plugins=[RayLightningEnvironment()],
-        callbacks=[RayTrainReportCallback()],
-        **QUIET,
-    )
-    trainer = prepare_trainer(trainer)
-    trainer.fit(model, datamodule=datamodule)
+    trainer_with(RayTrainReportCallback(), max_epochs=3).fit(model, datamodule=datamodule)
 
 
 def report_callback_trainer() -> TorchTrainer:
@@ -117,7 +120,7 @@ def report_callback_trainer() -> TorchTrainer:
     )
 
 
-class CustomRayTrainReportCallback(Callback):
+class CustomRayTrainReportCallback(pl.Callback):
     """Reports metrics at each epoch's end, and a checkpoint every 3 epochs."""
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -151,16 +154,7 @@ class CustomRayTrainReportCallback(Callback):
 def custom_callback(config: dict[str, Any]) -> None:
     """Reports with that callback."""
     pl.seed_everything(0)
-    trainer = pl.Trainer(
-        max_epochs=config.get("max_epochs", 5),
-        accelerator="cpu",
-        devices="auto",
-        strategy=RayDDPStrategy(),
-        plugins=[RayLightningEnvironment()],
-        callbacks=[CustomRayTrainReportCallback()],
-        **QUIET,
-    )
-    trainer = prepare_trainer(trainer)
+    trainer = trainer_with(CustomRayTrainReportCallback(), config.get("max_epochs", 5))
     trainer.fit(
         MyLightningModule(pause_s=config.get("pause_s", 0)), datamodule=MyLightningDataModule()
     )
@@ -171,16 +165,7 @@ def resume(config: dict[str, Any]) -> None:
     pl.seed_everything(0)
     model = MyLightningModule(config.get("pause_s", 0), config.get("fails_at"))
     datamodule = MyLightningDataModule()
-    trainer = pl.Trainer(
-        max_epochs=config.get("max_epochs", 4),
-        accelerator="cpu",
-        devices="auto",
-        strategy=RayDDPStrategy(),
-        plugins=[RayLightningEnvironment()],
-        callbacks=[RayTrainReportCallback()],
-        **QUIET,
-    )
-    trainer = prepare_trainer(trainer)
+    trainer = trainer_with(RayTrainReportCallback(), config.get("max_epochs", 4))
 
     # Was `get_checkpoint()` alone: what `resume_from_checkpoint` gave is now in the config.
     checkpoint = train.get_checkpoint() or config.get("resume_from_checkpoint")

@@ -75,40 +75,46 @@ class PauseAndFail(TrainerCallback):
             raise RuntimeError("Intentional error to showcase restoration!")
 
 
+def trainer_with(
+    config: dict[str, Any], callback: TrainerCallback, **arguments: Any
+) -> transformers.Trainer:
+    """The library's trainer, prepared for Ray's workers, with these arguments of its own."""
+    transformers.set_seed(0)
+    args = TrainingArguments(
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        learning_rate=1e-3,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        **arguments,
+    )
+    # Was `Trainer(args, ...)`: the model is the first argument.
+    trainer = transformers.Trainer(
+        model=tiny_bert(),
+        args=args,
+        train_dataset=TinyTexts(32, seed=0),
+        eval_dataset=TinyTexts(16, seed=1),
+        callbacks=[PauseAndFail(config)],
+    )
+    trainer.add_callback(callback)
+    return prepare_trainer(trainer)
+
+
 def report_callback(config: dict[str, Any]) -> None:
     """Evaluates, saves and reports each epoch with Ray's callback, and resumes."""
-    transformers.set_seed(0)
     with tempfile.TemporaryDirectory() as output_dir:
         # Configure logging, saving, evaluation strategies as usual.
-        args = TrainingArguments(
-            output_dir=config.get("output_dir", output_dir),
+        trainer = trainer_with(
+            config,
+            RayTrainReportCallback(),
+            output_dir=output_dir,
             num_train_epochs=config.get("num_epochs", 3),
-            per_device_train_batch_size=4,
-            per_device_eval_batch_size=4,
-            learning_rate=1e-3,
-            use_cpu=True,
-            report_to="none",
-            disable_tqdm=True,
             eval_strategy="epoch",  # Was `evaluation_strategy`, gone since Transformers 4.46.
             save_strategy="epoch",
             logging_strategy="steps",  # Was "step", which never was one.
             logging_steps=1,
         )
-
-        # Was `Trainer(args, ...)`: the model is the first argument.
-        trainer = transformers.Trainer(
-            model=tiny_bert(),
-            args=args,
-            train_dataset=TinyTexts(32, seed=0),
-            eval_dataset=TinyTexts(16, seed=1),
-            callbacks=[PauseAndFail(config)],
-        )
-
-        # Add a report callback to transformers Trainer
-        # =============================================
-        trainer.add_callback(RayTrainReportCallback())
-        trainer = prepare_trainer(trainer)
-
         checkpoint = train.get_checkpoint()
         if checkpoint:
             with checkpoint.as_directory() as checkpoint_dir:
@@ -173,31 +179,17 @@ class MyTrainReportCallback(TrainerCallback):
 
 def custom_callback(config: dict[str, Any]) -> None:
     """Evaluates every 2 steps, saves every 4, and reports with that callback."""
-    transformers.set_seed(0)
     with tempfile.TemporaryDirectory() as output_dir:
-        args = TrainingArguments(
-            output_dir=config.get("output_dir", output_dir),
+        trainer = trainer_with(
+            config,
+            MyTrainReportCallback(),
+            output_dir=output_dir,
             max_steps=config.get("max_steps", 12),
-            per_device_train_batch_size=4,
-            per_device_eval_batch_size=4,
-            learning_rate=1e-3,
-            use_cpu=True,
-            report_to="none",
-            disable_tqdm=True,
             eval_strategy="steps",  # Was `evaluation_strategy`, gone since Transformers 4.46.
             save_strategy="steps",
             eval_steps=2,
             save_steps=4,
         )
-        trainer = transformers.Trainer(
-            model=tiny_bert(),
-            args=args,
-            train_dataset=TinyTexts(32, seed=0),
-            eval_dataset=TinyTexts(16, seed=1),
-            callbacks=[PauseAndFail(config)],
-        )
-        trainer.add_callback(MyTrainReportCallback())
-        trainer = prepare_trainer(trainer)
         trainer.train()
 
 
