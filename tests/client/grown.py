@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.storage.samples import manifest, record
 from train_core.storage.records.journal import Entry
-from train_core.storage.records.manifest import FileEntry
+from train_core.storage.records.manifest import CheckpointManifest, FileEntry
 from train_core.storage.records.names import CheckpointName
 from train_core.storage.records.tensor_file import lay_out
 from train_core.storage.run_folder import Commit, RunFolder
@@ -51,7 +51,8 @@ def commit(
         "metrics": {"train/loss": 1 / step, **metrics},
         "journal": writer.append_to_journal(before.manifest.journal if before else (), entries),
     }
-    made = manifest(step, writer.attempt, **fields | change)
+    whole = dict(manifest(step, writer.attempt)) | fields | change
+    made = CheckpointManifest.model_validate(whole)
     key = f"checkpoints/{CheckpointName(step, writer.attempt)}"
     for entry in made.files:
         folder.store.write(f"{key}/{entry.name}", files[entry.name.rpartition("/")[2]])

@@ -8,6 +8,12 @@ import time
 from tempfile import TemporaryDirectory
 from typing import Any
 
+# Was `pytorch_lightning` alone: Ray's callback is one of `lightning`, unless there is none.
+if "tests.compat.functions.pytorch_lightning_functions" in sys.modules:
+    import pytorch_lightning as pl
+else:
+    import lightning.pytorch as pl
+
 import ray
 import ray.train
 import torch
@@ -22,12 +28,6 @@ from ray.train.lightning import (
 from ray.train.torch import TorchTrainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-# Was `pytorch_lightning` alone: Ray's callback is one of `lightning`, unless there is none.
-if sys.modules.get("lightning", True):
-    import lightning.pytorch as pl
-else:
-    import pytorch_lightning as pl
 
 
 class MyLightningModule(pl.LightningModule):
