@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from train_core.config import TrainConfig
 from train_core.datasets.protocols import Split, fetch
-from train_core.tools.plain_training import PlainTraining
+from train_core.policy.samples.randomness import SampleRandom
+from train_core.policy.samples.sample_order import order_generator
 from train_core.workload import Workload
 
 
@@ -18,11 +18,26 @@ def train_plainly(
     workload: Workload[Any], *, epochs: int, batch_size: int, seed: int = 0
 ) -> nn.Module:
     """The model after so many epochs, as evertrain's loop would call the workload."""
-    config = TrainConfig(epochs=epochs, batch_size=batch_size, seed=seed)
-    training = PlainTraining(workload, config, workload.dataset("train"))
-    for step in range(training.total_steps):
-        training.step(step)
-    return training.model
+    torch.manual_seed(seed)
+    model = workload.model().train()
+    optimizer = workload.optimizer(model)
+    train = workload.dataset("train")
+    starts = range(0, len(train), batch_size)
+    schedule = workload.schedule(optimizer, epochs * len(starts))
+    step = 0
+    for epoch in range(epochs):
+        order = order_generator(seed, epoch).permutation(len(train))
+        for start in starts:
+            indices = order[start : start + batch_size]
+            batch = workload.prepare(fetch(train, indices), SampleRandom(seed, epoch, indices))
+            optimizer.zero_grad()
+            workload.loss(workload.forward(model, batch), batch).backward()
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+            step += 1
+            workload.after_step(model, step)
+    return model
 
 
 @torch.no_grad()
