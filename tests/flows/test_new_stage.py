@@ -56,7 +56,7 @@ def test_a_stage_is_added_by_its_declaration_who_carries_it_out_and_its_place_in
     stages = product / "train_core" / "stages.py"
     changed(stages, "\nSTAGES: tuple", f"{DECLARED}\nSTAGES: tuple")
     changed(stages, *IN_ITS_PLACE)
-    driver = product / "train_core" / "driver" / "stages.py"
+    driver = product / "train_core" / "driver" / "run_stages.py"
     added(driver, "        self.handle(EVALUATE, self.evaluate)\n", BESIDE_EVALUATE)
     flow = product / "evertrain_flows" / "retrain.py"
     added(flow, "    trained = start(task_of(TRAIN), request, TRAIN.arguments())()\n", AFTER_TRAIN)
