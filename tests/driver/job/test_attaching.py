@@ -228,8 +228,8 @@ def test_the_job_goes_on_without_its_caller_and_the_next_one_attaches(
     assert lease.newest_attempt(asked.folder.store) == 1
     assert digest_of_training(asked.folder) == undisturbed
     wait_for(lambda: not job_mailbox.jobs_with_calls(asked.folder.store), 240)
-    # A dashboard of this machine is asked directly. (Prefect's clients of an earlier test, which live
-    # on in this process, may ask the proxy for their server.)
+    # A dashboard of this machine is asked directly. Prefect's clients of an earlier test in this
+    # process may ask the proxy for their server.
     dashboard = urlsplit(prepared.job_url).netloc
     assert dashboard
     assert not [line for line in asked_of_a_proxy if dashboard in line]
