@@ -9,7 +9,8 @@ FAST := tests/policy tests/storage tests/datasets tests/rank/metrics \
 	$(patsubst %,tests/rank/checkpoint/test_%.py,row_shards snapshot state) \
 	tests/tools/test_compare.py tests/rank/test_loop.py
 # They wait, to see how long something takes.
-WAITING := tests/storage/coordination/test_lease.py $(patsubst %,tests/storage/objects/test_%.py,standstill retry_policy)
+WAITING := $(patsubst %,tests/storage/coordination/test_%.py,lease holder) \
+	$(patsubst %,tests/storage/objects/test_%.py,standstill retry_policy fault_proxy)
 
 # Many short processes import evertrain: with its bytecode kept, each starts sooner.
 unexport PYTHONDONTWRITEBYTECODE
