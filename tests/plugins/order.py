@@ -56,17 +56,13 @@ WAITS = (
 one is one of these, beside those that compute.
 """
 LONGEST = (
-    *("compat/reports/test_reports", "tracking/test_contract", "flows/deployment/test_slots"),
+    *("compat/reports/test_reports", "tracking/test_contract", "earlier_versions/test_installation"),
     *("pytorch/test_table", "tracking/test_models", "workloads/test_cookbook"),
     *("hostile/test_hostile_models", "hostile/test_hostile_folders", "rehearsal/test_rehearse"),
     *("rank/checkpoint/test_crash_save", "tracking/delivery/test_mirror", "test_on_report"),
     *("tasks/driver_session/test_session", "test_search_path", "driver/preparing/test_rehearsing"),
-    *(
-        "rank/checkpoint/test_hostile",
-        "tracking/test_refusals",
-        "earlier_versions/test_installation",
-    ),
-    *("storage/objects/test_store", "scoring/test_row_sums", "driver/preparing/test_unchanged"),
+    *("rank/checkpoint/test_hostile", "tracking/test_refusals", "storage/objects/test_store"),
+    *("scoring/test_row_sums", "driver/preparing/test_unchanged"),
     *("rank/checkpoint/test_states_of_others", "test_quick_imports", "scoring/test_comparison"),
     *("tracking/test_function_models", "tracking/test_kept_models", "flows/cli/test_proxy"),
     *("flows/cli/test_verify_resume", "storage/objects/test_store_faults", "test_entry_points"),

@@ -72,6 +72,7 @@ def test_the_groups_are_those_of_files_that_exist() -> None:
     groups = {group_of(f"tests/{file}") for file in files}
     assert {*LONGEST, *WAITS} <= groups
     assert {*MEASURES_TIME} <= {*WAITS}
+    assert not [name for name in (*LONGEST, *WAITS) if name.startswith(LOADS_BOTH_CORES)]
     for begin in LOADS_BOTH_CORES:
         assert any(group.startswith(begin) for group in groups)
     for begin in GROUPS:
