@@ -56,8 +56,8 @@ WAITS = (
 one is one of these, beside those that compute.
 """
 LONGEST = (
-    *("compat/reports/test_reports", "tracking/test_contract", "earlier_versions/test_installation"),
-    *("pytorch/test_table", "tracking/test_models", "workloads/test_cookbook"),
+    *("compat/reports/test_reports", "tracking/test_contract", "pytorch/test_table"),
+    *("tracking/test_models", "workloads/test_cookbook", "earlier_versions/test_installation"),
     *("hostile/test_hostile_models", "hostile/test_hostile_folders", "rehearsal/test_rehearse"),
     *("rank/checkpoint/test_crash_save", "tracking/delivery/test_mirror", "test_on_report"),
     *("tasks/driver_session/test_session", "test_search_path", "driver/preparing/test_rehearsing"),
