@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from uuid import UUID
 
@@ -64,9 +65,10 @@ def announce_schedule() -> None:
     """
     if not deployment_of_flow_run() or runtime.flow_run.run_count > 1:
         return
-    own, server = UUID(str(runtime.flow_run.id)), _server()
-    flow_run = server.ask(lambda client: client.read_flow_run(own))
-    states = server.ask(lambda client: client.read_flow_run_states(own))
+    own = UUID(str(runtime.flow_run.id))
+    with _answering_server() as server:
+        flow_run = server.ask(lambda client: client.read_flow_run(own))
+        states = server.ask(lambda client: client.read_flow_run_states(own))
     if flow_run is None or not states or not flow_run.auto_scheduled:
         return
     first = min(states, key=lambda one: one.timestamp)
@@ -86,8 +88,9 @@ def _is_crash_loop(folder: RunFolder) -> bool:
     # `run_count` includes the run that goes on now.
     if not deployment_of_flow_run() or runtime.flow_run.run_count <= MAX_CRASHES:
         return False
-    own, server = UUID(str(runtime.flow_run.id)), _server()
-    states = server.ask(lambda client: client.read_flow_run_states(own))
+    own = UUID(str(runtime.flow_run.id))
+    with _answering_server() as server:
+        states = server.ask(lambda client: client.read_flow_run_states(own))
     if states is None:
         return False
     newest = folder.newest()
@@ -95,11 +98,12 @@ def _is_crash_loop(folder: RunFolder) -> bool:
     return is_crash_loop(states, saved_at)
 
 
-def _server() -> ServerConnection:
+@contextmanager
+def _answering_server() -> Iterator[ServerConnection]:
     """A connection to Prefect's server, which answers: it has just begun this flow run."""
-    server = ServerConnection(run_logger().warning)
-    server.wait_for_answer()
-    return server
+    with ServerConnection(run_logger().warning) as server:
+        server.wait_for_answer()
+        yield server
 
 
 def is_crash_loop(states: Iterable[State], newest: datetime | None) -> bool:

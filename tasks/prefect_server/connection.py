@@ -11,7 +11,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
@@ -48,6 +48,7 @@ class ServerConnection:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._client: SyncPrefectClient | None = None
+        self._open = ExitStack()
         self._failures = 0
         self._is_lost = False
         self._pending: dict[str, Callable[[SyncPrefectClient], object]] = {}
@@ -67,7 +68,7 @@ class ServerConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A request on its way ends by its own timeout; the thread is a daemon.
+        # A request on its way ends by its own time-out; the daemon thread then closes the client.
         self._is_closed.set()
 
     @property
@@ -134,6 +135,9 @@ class ServerConnection:
         while not self._is_closed.wait(self._timing.server_poll_interval_s):
             if self.check():
                 self._show_pending()
+        with self._lock:
+            self._client = None
+            self._open.close()
 
     @contextmanager
     def _requesting(self) -> Iterator[SyncPrefectClient]:
@@ -142,7 +146,8 @@ class ServerConnection:
                 if self._client is None:
                     # Settings of its own, so that it is not the patient client of a running flow.
                     limits = {"timeout": self._timing.request_timeout_s}
-                    self._client = get_client(httpx_settings=limits, sync_client=True)
+                    client = get_client(httpx_settings=limits, sync_client=True)
+                    self._client = self._open.enter_context(client)
             yield self._client
 
     def _show_pending(self) -> None:

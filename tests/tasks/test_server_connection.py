@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate
@@ -14,10 +16,12 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from evertrain_tasks.prefect_server.connection import BACK, LOST, ServerConnection
-from evertrain_tasks.timing import TIMING
+from evertrain_tasks.timing import TIMING, Timing
 from tests.chaos.servers.switch import Switch, Way
 from tests.marks import slow
 
+ASKED_ONLY = Timing(server_poll_interval_s=3600)
+"""Nothing is sent but what the test asks for."""
 AWAY = [slow(Way.ANSWERS_500), slow(Way.ANSWERS_401), Way.SILENT]
 
 # Prefect's threads and its server live as long as the tests.
@@ -85,37 +89,55 @@ def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, way:
     assert len([line for line in switch.schedule.hits if "/artifacts" in line]) <= 1
 
 
+def test_a_connection_that_has_ended_leaves_no_socket_open(switch: Switch) -> None:
+    def sockets() -> int:
+        to = psutil.Process().net_connections("tcp4")
+        return sum(one.raddr == ("127.0.0.1", urlsplit(switch.url).port) for one in to)
+
+    with ServerConnection(Warnings()) as server:
+        assert server.check()
+        assert sockets()
+    deadline = time.monotonic() + 60
+    while sockets():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("way", AWAY)
 def test_a_question_costs_seconds_once_and_then_nothing(switch: Switch, way: Way) -> None:
-    server = ServerConnection(Warnings())
-    assert server.ask(lambda client: client.api_version())
-    switch.turn(way)
-    begin = time.monotonic()
-    assert server.ask(lambda client: client.api_version()) is None
-    # A request that waited for its answer took its time-out, and no second one was sent.
-    assert (time.monotonic() - begin >= TIMING.request_timeout_s) is (way is Way.SILENT)
-    assert server.ask(lambda client: client.api_version()) is None
-    assert len(switch.schedule.hits) == 1
-    switch.turn(None)
-    assert server.check()
-    assert server.ask(lambda client: client.api_version())
+    with ServerConnection(Warnings(), ASKED_ONLY) as server:
+        assert server.ask(lambda client: client.api_version())
+        switch.turn(way)
+        begin = time.monotonic()
+        assert server.ask(lambda client: client.api_version()) is None
+        # A request that waited for its answer took its time-out, and no second one was sent.
+        assert (time.monotonic() - begin >= TIMING.request_timeout_s) is (way is Way.SILENT)
+        assert server.ask(lambda client: client.api_version()) is None
+        assert len(switch.schedule.hits) == 1
+        switch.turn(None)
+        assert server.check()
+        assert server.ask(lambda client: client.api_version())
 
 
 def test_what_the_server_refuses_is_told_and_not_tried_again(switch: Switch) -> None:
     warnings = Warnings()
-    server = ServerConnection(warnings)
-    server.show("Bad Key!", lambda client: client.request("POST", "/artifacts/", json={"key": "!"}))
-    assert len(warnings) == 1
-    assert warnings[0].startswith("Bad Key! is not shown in Prefect: HTTP 422")
-    assert server.wait_until_shown(0)
-    assert switch.schedule.hits == []
+    with ServerConnection(warnings, ASKED_ONLY) as server:
+        server.show(
+            "Bad Key!", lambda client: client.request("POST", "/artifacts/", json={"key": "!"})
+        )
+        assert len(warnings) == 1
+        assert warnings[0].startswith("Bad Key! is not shown in Prefect: HTTP 422")
+        assert server.wait_until_shown(0)
+        assert switch.schedule.hits == []
 
 
 @pytest.mark.slow
 def test_without_any_server_there_is_nothing_to_wait_for() -> None:
     warnings = Warnings()
-    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        server = ServerConnection(warnings)
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        ServerConnection(warnings, ASKED_ONLY) as server,
+    ):
         assert not server.wait_for_answer()
         assert not server.wait_until_shown(0)
     assert [line.partition(" (")[0] for line in warnings] == [LOST.partition(" (")[0]]
