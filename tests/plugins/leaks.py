@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ _CHILDREN = Path("/proc/thread-self/children")
 
 @dataclass(frozen=True)
 class Belongings:
-    """The threads, child processes and open files of this process."""
+    """The threads, child processes and open files, of any kind, of this process."""
 
     threads: frozenset[threading.Thread]
     children: frozenset[psutil.Process]
@@ -36,7 +38,7 @@ class Belongings:
         return cls(
             frozenset(t for t in threading.enumerate() if not t.name.startswith(_KEPT_THREADS)),
             frozenset(_children_of(process)),
-            frozenset(f.path for f in process.open_files() if not f.path.endswith(_KEPT_FILES)),
+            frozenset(_open_files()),
         )
 
     def added(self, *, within_s: float) -> list[str]:
@@ -47,13 +49,23 @@ class Belongings:
             found = [
                 *(f"thread {thread.name}" for thread in now.threads - self.threads),
                 *(f"process {child.pid}" for child in now.children - self.children),
-                *(f"file {path}" for path in now.files - self.files),
+                *(f"file {path}" for path in now.files - self.files if Path(path).is_file()),
             ]
             if not found or time.monotonic() > deadline:
                 return found
             # A file that is mapped is open for as long as its memory is there.
             _collect_garbage()
             time.sleep(0.05)
+
+
+def _open_files() -> Iterator[str]:
+    """What the descriptors of this process lead to; psutil asks the kernel twice more for each."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        # It may be closed just now.
+        with suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            if not path.endswith(_KEPT_FILES):
+                yield path
 
 
 def _collect_garbage() -> None:

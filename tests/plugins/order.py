@@ -6,13 +6,14 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 LOCKS = "EVERTRAIN_TESTS_LOCKS"
 """Names the folder of the locks that all processes of a run of the tests share."""
@@ -52,9 +53,7 @@ WAITS = (
     *("rank/data/test_silent_data_workers", "rank/test_stop_by_driver", "rank/test_stop"),
     *("rank/test_outage", *MEASURES_TIME, "flows/cli/test_prefect_server"),
 )
-"""They wait for most of their time. Of the groups after those that load both cores each fourth
-one is one of these, beside those that compute.
-"""
+"""They wait for most of their time: one process at a time runs these, beside those that compute."""
 LONGEST = (
     *("compat/reports/test_reports", "tracking/test_contract", "pytorch/test_table"),
     *("tracking/test_models", "workloads/test_cookbook", "earlier_versions/test_installation"),
@@ -90,9 +89,15 @@ def in_order(nodeids: Sequence[str]) -> list[str]:
     loading, waiting = _those_of(LOADS_BOTH_CORES, groups), _those_of(WAITS, groups)
     placed = {*loading, *waiting}
     others = [name for name in _those_of([*LONGEST, ""], groups) if name not in placed]
-    for number, name in enumerate(waiting):
-        others.insert(4 * number, name)
-    return [nodeid for name in [*loading, *others] for nodeid in groups[name]]
+    return [nodeid for name in [*loading, *waiting, *others] for nodeid in groups[name]]
+
+
+def next_of(queue: Collection[str], running: Iterable[str]) -> str:
+    """Which group of the queue a process takes, when the others run these."""
+    first, *_ = queue
+    if any(_is_of(group, WAITS) for group in running):
+        return next((group for group in queue if not _is_of(group, WAITS)), first)
+    return first
 
 
 def _those_of(kind: Sequence[str], groups: Collection[str]) -> list[str]:
@@ -101,8 +106,8 @@ def _those_of(kind: Sequence[str], groups: Collection[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _measures_time(group: str) -> bool:
-    return group.partition("::")[0] in MEASURES_TIME
+def _is_of(group: str, files: Collection[str]) -> bool:
+    return group.partition("::")[0] in files
 
 
 @contextmanager
@@ -112,7 +117,7 @@ def cores_for(group: str, locks: Path) -> Iterator[None]:
     Those that load both cores run side by side, and those that measure time do; never one kind
     beside the other. A test that waits is not overtaken.
     """
-    if _measures_time(group):
+    if _is_of(group, MEASURES_TIME):
         kinds = ["measuring", "loading"]
     elif group.startswith(LOADS_BOTH_CORES):
         kinds = ["loading", "measuring"]
@@ -156,6 +161,14 @@ class SlowestFirst(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        others = [work for one, work in self.assigned_work.items() if one is not node]
+        running = [
+            group for work in others for group, tests in work.items() if not all(tests.values())
+        ]
+        self.workqueue.move_to_end(next_of(self.workqueue, running), last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(trylast=True)

@@ -21,6 +21,7 @@ from tests.plugins.order import (
     cores_for,
     group_of,
     in_order,
+    next_of,
 )
 
 HEAVY, TIMED, OTHER = LOADS_BOTH_CORES[0], MEASURES_TIME[0], "policy/test_names"
@@ -82,18 +83,26 @@ def test_the_groups_are_those_of_files_that_exist() -> None:
 def test_tests_that_share_nothing_are_groups_of_their_own_at_the_place_of_their_file() -> None:
     tests = [f"tests/{SHARE_NOTHING[1]}.py::test_a[{number}]" for number in range(2)]
     assert group_of(tests[0]) != group_of(tests[1])
-    others = [f"tests/policy/test_{number}.py::test" for number in range(4)]
-    assert in_order([*others, *tests]) == [tests[0], *others[:3], tests[1], others[3]]
+    other = "tests/policy/test_names.py::test"
+    assert in_order([tests[0], other, tests[1]]) == [*tests, other]
 
 
-def test_what_loads_both_cores_runs_first_and_then_each_fourth_one_waits() -> None:
+def test_what_loads_both_cores_runs_first_and_then_what_waits() -> None:
     others = [f"tests/policy/test_{number}.py::test" for number in range(5)]
     long, heavy, waiting = (
         [f"tests/{name}.py::test" for name in names[:2]]
         for names in (LONGEST, LOADS_BOTH_CORES[-2:], WAITS)
     )
-    expected = [*heavy, waiting[0], *long, others[0], waiting[1], *others[1:]]
+    expected = [*heavy, *waiting, *long, *others]
     assert in_order([*others, *waiting[::-1], *long[::-1], *heavy[::-1]]) == expected
+
+
+@pytest.mark.parametrize("waiting", [WAITS[0], TIMED_ALONE])
+def test_one_process_at_a_time_runs_what_waits(waiting: str) -> None:
+    queue = [WAITS[1], OTHER]
+    assert next_of(queue, [HEAVY, OTHER]) == WAITS[1]
+    assert next_of(queue, [HEAVY, waiting]) == OTHER
+    assert next_of(queue[:1], [waiting]) == WAITS[1]
 
 
 def test_the_undisturbed_pipeline_runs_in_one_process() -> None:

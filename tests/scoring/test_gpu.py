@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.scoring.tables import customers, scored, trained
+from tests.scoring.shops import customers
+from tests.scoring.tables import SHOPS, scored, trained
 from train_core.rank.metrics.evaluation_loop import merge, split_metrics
 from train_core.scoring.evaluate import load_model, measure_one_shard
 from train_core.scoring.gate_rows import Model, Rows, measure_cost, score_rows
@@ -26,7 +27,7 @@ DEVICES = [
 @pytest.fixture(params=DEVICES)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunFolder:
     folder = RunFolder(str(tmp_path), "run")
-    return trained(folder, "Shops", gpus_per_worker=int(request.param == "cuda"))
+    return trained(folder, SHOPS, gpus_per_worker=int(request.param == "cuda"))
 
 
 def test_what_is_measured_agrees_with_the_rows_of_the_gate_and_with_predictions(

@@ -15,13 +15,20 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.scoring_server import infer_and_parse_data, predictions_to_json
 
-from tests.scoring.tables import customers, scored, trained
+from tests.scoring import shops
+from tests.scoring.tables import scored, trained
 from tests.tracking.following import mirrored
 from tests.tracking.run_builder import write_report
 from tests.tracking.test_models import load
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.usefixtures("own_threads")
+pytestmark = pytest.mark.usefixtures("own_threads", "own_folder")
+
+
+@pytest.fixture
+def own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of `shops` have that module alone, and not all of the tests, a thousand files."""
+    monkeypatch.syspath_prepend(Path(shops.__file__).parent)
 
 
 def logged(folder: RunFolder, uri: str) -> str:
@@ -34,10 +41,10 @@ def logged(folder: RunFolder, uri: str) -> str:
 def test_columns_of_all_types_are_trained_scored_and_served_alike(
     tmp_path: Path, tracking_uri: str
 ) -> None:
-    folder = trained(RunFolder(str(tmp_path / "runs"), "run"), "Shops", batch_size=8)
+    folder = trained(RunFolder(str(tmp_path / "runs"), "run"), "shops:Shops", batch_size=8)
     source = tmp_path / "new"
     source.mkdir()
-    table = customers(20).drop_columns("label")
+    table = shops.customers(20).drop_columns("label")
     pq.write_table(table, source / "new.parquet")
     file, told = scored(folder, source, batch=3)
     expected = file.read()
@@ -55,7 +62,7 @@ def test_columns_of_all_types_are_trained_scored_and_served_alike(
 def test_a_served_model_has_no_prediction_where_it_gives_nan(
     tmp_path: Path, tracking_uri: str
 ) -> None:
-    folder = trained(RunFolder(str(tmp_path / "runs"), "run"), batch_size=8)
+    folder = trained(RunFolder(str(tmp_path / "runs"), "run"), "shops:Houses", batch_size=8)
     served = load(tracking_uri, logged(folder, tracking_uri))
     found = served.predict(pd.DataFrame({"size": [1.0, None, 2.0], "age": [1.0, 2.0, 3.0]}))
     assert found["prediction"].isna().tolist() == [False, True, False]
@@ -75,10 +82,10 @@ def asked(served: Any, body: dict[str, Any]) -> pd.DataFrame:
 
 @pytest.mark.promise("any-column", "same-prepare")
 def test_a_request_in_json_is_read_as_a_file_to_score(tmp_path: Path, tracking_uri: str) -> None:
-    folder = trained(RunFolder(str(tmp_path / "runs"), "run"), "Shops", batch_size=8)
+    folder = trained(RunFolder(str(tmp_path / "runs"), "run"), "shops:Shops", batch_size=8)
     source = tmp_path / "new"
     source.mkdir()
-    table = customers(24).drop_columns("label")
+    table = shops.customers(24).drop_columns("label")
     pq.write_table(table, source / "new.parquet")
     expected = scored(folder, source)[0].read().to_pandas()
     served = load(tracking_uri, logged(folder, tracking_uri))
