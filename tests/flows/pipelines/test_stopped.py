@@ -57,7 +57,9 @@ def held(
 
 
 def log_of(home: Path, run: str) -> str:
-    return (home / f".evertrain/logs/{run}.log").read_text()
+    log = home / f".evertrain/logs/{run}.log"
+    # The command makes it with its first line, which a run that is held may not have told yet.
+    return log.read_text() if log.exists() else ""
 
 
 @dataclass(frozen=True)
