@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from uuid import UUID
 
@@ -101,7 +101,7 @@ def _is_crash_loop(folder: RunFolder) -> bool:
 @contextmanager
 def _answering_server() -> Iterator[ServerConnection]:
     """A connection to Prefect's server, which answers: it has just begun this flow run."""
-    with ServerConnection(run_logger().warning) as server:
+    with closing(ServerConnection(run_logger().warning)) as server:
         server.wait_for_answer()
         yield server
 

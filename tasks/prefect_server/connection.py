@@ -11,7 +11,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
@@ -39,7 +39,9 @@ class ServerConnection:
     """Asks Prefect's server, shows artifacts there, and observes whether it answers.
 
     `warn` is called with one line when the server is lost and with one when it is back. Use it as a
-    context manager: a thread polls the server meanwhile. All methods may be called from any thread.
+    context manager: a thread polls the server meanwhile. A connection that is to ask little, and
+    poll nothing, is not entered but closed by `close`. All methods may be called from any thread,
+    after the end, too: such a request opens a client of its own.
     """
 
     def __init__(self, warn: Callable[[str], None], timing: Timing = TIMING) -> None:
@@ -48,7 +50,7 @@ class ServerConnection:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._client: SyncPrefectClient | None = None
-        self._open = ExitStack()
+        self._num_requests = 0
         self._failures = 0
         self._is_lost = False
         self._pending: dict[str, Callable[[SyncPrefectClient], object]] = {}
@@ -68,8 +70,14 @@ class ServerConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A request on its way ends by its own time-out; the daemon thread then closes the client.
+        self.close()
+
+    def close(self) -> None:
+        """End the polling, and close the client once no request is under way."""
+        # A request under way ends by its own time-out; the thread is a daemon.
         self._is_closed.set()
+        with self._lock:
+            self._close_unused_client()
 
     @property
     def answers(self) -> bool:
@@ -135,9 +143,6 @@ class ServerConnection:
         while not self._is_closed.wait(self._timing.server_poll_interval_s):
             if self.check():
                 self._show_pending()
-        with self._lock:
-            self._client = None
-            self._open.close()
 
     @contextmanager
     def _requesting(self) -> Iterator[SyncPrefectClient]:
@@ -146,9 +151,21 @@ class ServerConnection:
                 if self._client is None:
                     # Settings of its own, so that it is not the patient client of a running flow.
                     limits = {"timeout": self._timing.request_timeout_s}
-                    client = get_client(httpx_settings=limits, sync_client=True)
-                    self._client = self._open.enter_context(client)
-            yield self._client
+                    self._client = get_client(httpx_settings=limits, sync_client=True).__enter__()
+                client = self._client
+                self._num_requests += 1
+            try:
+                yield client
+            finally:
+                with self._lock:
+                    self._num_requests -= 1
+                    self._close_unused_client()
+
+    def _close_unused_client(self) -> None:
+        """Close it if the connection has ended and nobody uses it; the lock is held."""
+        if self._client and self._is_closed.is_set() and not self._num_requests:
+            self._client.__exit__(None, None, None)
+            self._client = None
 
     def _show_pending(self) -> None:
         # One at a time; pending until the server has it, so that `wait_until_shown` waits for it.

@@ -26,7 +26,7 @@ _CHILDREN = Path("/proc/thread-self/children")
 
 @dataclass(frozen=True)
 class Belongings:
-    """The threads, child processes and open files, of any kind, of this process."""
+    """The threads and child processes of this process, and the paths behind its descriptors."""
 
     threads: frozenset[threading.Thread]
     children: frozenset[psutil.Process]
@@ -59,11 +59,11 @@ class Belongings:
 
 
 def _open_files() -> Iterator[str]:
-    """What the descriptors of this process lead to; psutil asks the kernel twice more for each."""
+    """The path behind each descriptor of this process; psutil asks the kernel more of each file."""
     for descriptor in os.listdir("/proc/self/fd"):
         # It may be closed just now.
         with suppress(OSError):
-            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            path = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
             if not path.endswith(_KEPT_FILES):
                 yield path
 

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -32,10 +32,8 @@ GROUPS = {
     "compat/reports/test_validations": RAY,
 }
 """By how their names below `tests/` begin; every other file is a group of its own."""
-SHARE_NOTHING = ("compat/attempts/test_kills", "storage/coordination/test_lease")
-"""Files in which each test is a group of its own: they would keep one process busy for an hour, or
-for half a minute.
-"""
+SHARE_NOTHING = "compat/attempts/test_kills"
+"""The file in which each test is a group of its own: it would keep one process busy for an hour."""
 LOADS_BOTH_CORES = (
     *("compat/attempts/test_kills", CLUSTER, DEPLOYMENTS, PIPELINES, RAY, "chaos/"),
     *("flows/deployment/", "flows/test_gate", "flows/test_secrets", "driver/job/test_attaching"),
@@ -53,7 +51,9 @@ WAITS = (
     *("rank/data/test_silent_data_workers", "rank/test_stop_by_driver", "rank/test_stop"),
     *("rank/test_outage", *MEASURES_TIME, "flows/cli/test_prefect_server"),
 )
-"""They wait for most of their time: one process at a time runs these, beside those that compute."""
+"""They wait for most of their time. One process at a time runs these as long as there are others,
+which compute beside it.
+"""
 LONGEST = (
     *("compat/reports/test_reports", "tracking/test_contract", "pytorch/test_table"),
     *("tracking/test_models", "workloads/test_cookbook", "earlier_versions/test_installation"),
@@ -76,7 +76,7 @@ def group_of(nodeid: str) -> str:
     """The group of a test, by its name below `tests/`."""
     path, _, test = nodeid.removeprefix("tests/").partition("::")
     file = path.removesuffix(".py")
-    if file in SHARE_NOTHING and test:
+    if file == SHARE_NOTHING and test:
         return f"{file}::{test}"
     return next((group for name, group in GROUPS.items() if file.startswith(name)), file)
 
@@ -92,11 +92,15 @@ def in_order(nodeids: Sequence[str]) -> list[str]:
     return [nodeid for name in [*loading, *waiting, *others] for nodeid in groups[name]]
 
 
-def next_of(queue: Collection[str], running: Iterable[str]) -> str:
-    """Which group of the queue a process takes, when the others run these."""
-    first, *_ = queue
-    if any(_is_of(group, WAITS) for group in running):
-        return next((group for group in queue if not _is_of(group, WAITS)), first)
+def next_of(queue: Collection[str], others: Iterable[Mapping[str, Mapping[str, bool]]]) -> str:
+    """The group of the queue that a process takes.
+
+    `others` are the groups of each other process, with the tests of each that are done.
+    """
+    running = [group for work in others for group, tests in work.items() if not all(tests.values())]
+    first = next(iter(queue))
+    if any(group in WAITS for group in running):
+        return next((group for group in queue if group not in WAITS), first)
     return first
 
 
@@ -106,10 +110,6 @@ def _those_of(kind: Sequence[str], groups: Collection[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _is_of(group: str, files: Collection[str]) -> bool:
-    return group.partition("::")[0] in files
-
-
 @contextmanager
 def cores_for(group: str, locks: Path) -> Iterator[None]:
     """Wait until a test of the group may run, and keep it so: locks that all processes share.
@@ -117,7 +117,7 @@ def cores_for(group: str, locks: Path) -> Iterator[None]:
     Those that load both cores run side by side, and those that measure time do; never one kind
     beside the other. A test that waits is not overtaken.
     """
-    if _is_of(group, MEASURES_TIME):
+    if group in MEASURES_TIME:
         kinds = ["measuring", "loading"]
     elif group.startswith(LOADS_BOTH_CORES):
         kinds = ["loading", "measuring"]
@@ -164,10 +164,7 @@ class SlowestFirst(LoadScopeScheduling):
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         others = [work for one, work in self.assigned_work.items() if one is not node]
-        running = [
-            group for work in others for group, tests in work.items() if not all(tests.values())
-        ]
-        self.workqueue.move_to_end(next_of(self.workqueue, running), last=False)
+        self.workqueue.move_to_end(next_of(self.workqueue, others), last=False)
         super()._assign_work_unit(node)
 
 

@@ -25,7 +25,6 @@ from tests.plugins.order import (
 )
 
 HEAVY, TIMED, OTHER = LOADS_BOTH_CORES[0], MEASURES_TIME[0], "policy/test_names"
-TIMED_ALONE = "storage/coordination/test_lease::test_a"
 TESTS = Path(__file__).parents[1]
 
 
@@ -41,9 +40,7 @@ def is_let_in(group: str, locks: Path) -> threading.Event:
     return let_in
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [(HEAVY, TIMED), (TIMED, HEAVY), (HEAVY, TIMED_ALONE)]
-)
+@pytest.mark.parametrize(("first", "second"), [(HEAVY, TIMED), (TIMED, HEAVY)])
 def test_the_second_waits_for_the_first(first: str, second: str, tmp_path: Path) -> None:
     with cores_for(first, tmp_path):
         let_in = is_let_in(second, tmp_path)
@@ -81,7 +78,7 @@ def test_the_groups_are_those_of_files_that_exist() -> None:
 
 
 def test_tests_that_share_nothing_are_groups_of_their_own_at_the_place_of_their_file() -> None:
-    tests = [f"tests/{SHARE_NOTHING[1]}.py::test_a[{number}]" for number in range(2)]
+    tests = [f"tests/{SHARE_NOTHING}.py::test_a[{number}]" for number in range(2)]
     assert group_of(tests[0]) != group_of(tests[1])
     other = "tests/policy/test_names.py::test"
     assert in_order([tests[0], other, tests[1]]) == [*tests, other]
@@ -97,12 +94,12 @@ def test_what_loads_both_cores_runs_first_and_then_what_waits() -> None:
     assert in_order([*others, *waiting[::-1], *long[::-1], *heavy[::-1]]) == expected
 
 
-@pytest.mark.parametrize("waiting", [WAITS[0], TIMED_ALONE])
-def test_one_process_at_a_time_runs_what_waits(waiting: str) -> None:
+def test_one_process_at_a_time_runs_what_waits() -> None:
     queue = [WAITS[1], OTHER]
-    assert next_of(queue, [HEAVY, OTHER]) == WAITS[1]
-    assert next_of(queue, [HEAVY, waiting]) == OTHER
-    assert next_of(queue[:1], [waiting]) == WAITS[1]
+    waits, has_waited = {WAITS[0]: {"a": True, "b": False}}, {WAITS[0]: {"a": True, "b": True}}
+    assert next_of(queue, [{HEAVY: {"a": False}}, has_waited]) == WAITS[1]
+    assert next_of(queue, [{HEAVY: {"a": False}}, has_waited | waits]) == OTHER
+    assert next_of(queue[:1], [waits]) == WAITS[1]
 
 
 def test_the_undisturbed_pipeline_runs_in_one_process() -> None:

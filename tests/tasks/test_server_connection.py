@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,12 +17,11 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from evertrain_tasks.prefect_server.connection import BACK, LOST, ServerConnection
-from evertrain_tasks.timing import TIMING, Timing
+from evertrain_tasks.timing import TIMING
 from tests.chaos.servers.switch import Switch, Way
 from tests.marks import slow
+from tests.waiting import wait_for
 
-ASKED_ONLY = Timing(server_poll_interval_s=3600)
-"""Nothing is sent but what the test asks for."""
 AWAY = [slow(Way.ANSWERS_500), slow(Way.ANSWERS_401), Way.SILENT]
 
 # Prefect's threads and its server live as long as the tests.
@@ -90,22 +90,30 @@ def test_a_lost_server_is_told_once_and_gets_what_it_missed(switch: Switch, way:
 
 
 def test_a_connection_that_has_ended_leaves_no_socket_open(switch: Switch) -> None:
-    def sockets() -> int:
+    def num_sockets() -> int:
         to = psutil.Process().net_connections("tcp4")
         return sum(one.raddr == ("127.0.0.1", urlsplit(switch.url).port) for one in to)
 
-    with ServerConnection(Warnings()) as server:
-        assert server.check()
-        assert sockets()
-    deadline = time.monotonic() + 60
-    while sockets():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    def ask_at_the_end(client: SyncPrefectClient) -> str:
+        server.close()
+        assert num_sockets()
+        return client.api_version()
+
+    warnings = Warnings()
+    with ServerConnection(warnings) as server:
+        assert server.wait_for_answer()
+        # The end waits for no request and cuts none off: the last one closes the client.
+        assert server.ask(ask_at_the_end)
+    wait_for(lambda: not num_sockets(), 10)
+    # A thread that goes on for longer has a client of its own.
+    assert server.ask(lambda client: client.api_version())
+    assert not num_sockets()
+    assert not warnings
 
 
 @pytest.mark.parametrize("way", AWAY)
 def test_a_question_costs_seconds_once_and_then_nothing(switch: Switch, way: Way) -> None:
-    with ServerConnection(Warnings(), ASKED_ONLY) as server:
+    with closing(ServerConnection(Warnings())) as server:
         assert server.ask(lambda client: client.api_version())
         switch.turn(way)
         begin = time.monotonic()
@@ -121,7 +129,7 @@ def test_a_question_costs_seconds_once_and_then_nothing(switch: Switch, way: Way
 
 def test_what_the_server_refuses_is_told_and_not_tried_again(switch: Switch) -> None:
     warnings = Warnings()
-    with ServerConnection(warnings, ASKED_ONLY) as server:
+    with closing(ServerConnection(warnings)) as server:
         server.show(
             "Bad Key!", lambda client: client.request("POST", "/artifacts/", json={"key": "!"})
         )
@@ -136,7 +144,7 @@ def test_without_any_server_there_is_nothing_to_wait_for() -> None:
     warnings = Warnings()
     with (
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
-        ServerConnection(warnings, ASKED_ONLY) as server,
+        closing(ServerConnection(warnings)) as server,
     ):
         assert not server.wait_for_answer()
         assert not server.wait_until_shown(0)
