@@ -39,9 +39,9 @@ class ServerConnection:
     """Asks Prefect's server, shows artifacts there, and observes whether it answers.
 
     `warn` is called with one line when the server is lost and with one when it is back. Use it as a
-    context manager: a thread polls the server meanwhile. A connection that is to ask little, and
-    poll nothing, is not entered but closed by `close`. All methods may be called from any thread,
-    after the end, too: such a request opens a client of its own.
+    context manager: a thread polls the server meanwhile. For a question or two, `closing` of
+    contextlib does without that thread. All methods may be called from any thread. A request after
+    the end opens a client of its own.
     """
 
     def __init__(self, warn: Callable[[str], None], timing: Timing = TIMING) -> None:

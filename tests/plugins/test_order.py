@@ -6,8 +6,11 @@ import re
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from xdist.remote import Producer
 
 from tests.plugins.order import (
     GROUPS,
@@ -18,6 +21,7 @@ from tests.plugins.order import (
     RAY,
     SHARE_NOTHING,
     WAITS,
+    SlowestFirst,
     cores_for,
     group_of,
     in_order,
@@ -100,6 +104,43 @@ def test_one_process_at_a_time_runs_what_waits() -> None:
     assert next_of(queue, [{HEAVY: {"a": False}}, has_waited]) == WAITS[1]
     assert next_of(queue, [{HEAVY: {"a": False}}, has_waited | waits]) == OTHER
     assert next_of(queue[:1], [waits]) == WAITS[1]
+
+
+class Process:
+    """What pytest-xdist's scheduler knows of a process; it keeps the tests that it is given."""
+
+    shutting_down = False
+    gateway = SimpleNamespace(id="a process")
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
+
+    def send_runtest_some(self, tests: list[int]) -> None:
+        self.given += tests
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_a_process_takes_what_waits_when_no_other_one_has_it() -> None:
+    groups = [WAITS[0], WAITS[1], OTHER, "policy/test_config", "policy/test_ranks"]
+    tests = [f"tests/{group}.py::test_{number}" for group in groups for number in range(3)]
+    asked: Any = SimpleNamespace(loadscopereorder=False)
+    config: Any = SimpleNamespace(option=asked, getvalue=lambda _: ["popen"] * 2)
+    scheduler = SlowestFirst(config, Producer("", enabled=False))
+    processes: list[Any] = [Process(), Process()]
+    for one in processes:
+        scheduler.add_node(one)
+        scheduler.add_node_collection(one, tests)
+    scheduler.schedule()
+    first, second = processes
+    assert (first.given, second.given) == ([0, 1, 2], [6, 7, 8])
+    for test in (6, 7, 8):
+        scheduler.mark_test_complete(second, test)
+    # The first one still has tests that wait.
+    assert second.given == [6, 7, 8, 9, 10, 11]
+    scheduler.mark_test_complete(first, 0)
+    assert first.given == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_undisturbed_pipeline_runs_in_one_process() -> None:

@@ -24,6 +24,8 @@ from tests.tracking.run_builder import RunBuilder
 from tests.web import served
 from train_core.storage.run_folder import RunFolder
 
+TESTS = Path(__file__).parents[1]
+
 
 @pytest.fixture(autouse=True)
 def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -37,6 +39,19 @@ def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     close_databases()
     left = before.added(within_s=5)
     assert not left, f"left behind: {', '.join(left)}"
+
+
+@pytest.fixture
+def as_users_modules() -> Iterator[None]:
+    """`digits_function` and `shops` can be imported by these names, as modules of a user's folder.
+
+    A model of `tests.scoring.shops` would have the whole package `tests`, a thousand files.
+    """
+    # `no_leaks` puts the path back.
+    sys.path[:0] = [str(TESTS / "compat/functions"), str(TESTS / "scoring")]
+    yield
+    for name in ("digits_function", "shops"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from tests.compat.functions import digits_function
+from tests.compat.functions.digits_function import new_model
 from tests.tracking.following import register
 from tests.tracking.run_builder import RunBuilder
 from tests.tracking.test_models import PLAIN_WORKLOAD, check_served_elsewhere, load, log_best
@@ -30,7 +30,7 @@ from train_core.storage.run_folder import RunFolder
 from train_core.storage.run_writer import RunWriter
 from train_core.tracking.mlflow.serving import SERVED_FILE
 
-pytestmark = pytest.mark.usefixtures("own_threads", "own_folder")
+pytestmark = pytest.mark.usefixtures("own_threads", "as_users_modules")
 
 FUNCTIONS = "digits_function"
 FUNCTION = {
@@ -40,12 +40,6 @@ FUNCTION = {
     "monitor": "loss",
 }
 WHOLE = {"predictor": f"{FUNCTIONS}:whole_model", "trust_pickle": True}
-
-
-@pytest.fixture
-def own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of FUNCTIONS have that module alone, and not all of the tests, a thousand files."""
-    monkeypatch.syspath_prepend(Path(digits_function.__file__).parent)
 
 
 def digits_run(tmp_path: Path, **config: Any) -> RunBuilder:
@@ -62,7 +56,7 @@ def saved(value: Any) -> bytes:
 def report(run: RunBuilder, step: int = 3, *, whole: bool = False) -> CheckpointSummary:
     """Commit what the function reports: the state of a model, or the whole of it."""
     torch.manual_seed(step)
-    model = digits_function.new_model()
+    model = new_model()
     data = saved(model if whole else model.state_dict())
     return run.commit(
         range(step, step + 1), metrics={"loss": 0.5}, reported={"model.pt": data}, finished=True

@@ -15,20 +15,14 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc.scoring_server import infer_and_parse_data, predictions_to_json
 
-from tests.scoring import shops
+from tests.scoring.shops import customers
 from tests.scoring.tables import scored, trained
 from tests.tracking.following import mirrored
 from tests.tracking.run_builder import write_report
 from tests.tracking.test_models import load
 from train_core.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.usefixtures("own_threads", "own_folder")
-
-
-@pytest.fixture
-def own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of `shops` have that module alone, and not all of the tests, a thousand files."""
-    monkeypatch.syspath_prepend(Path(shops.__file__).parent)
+pytestmark = pytest.mark.usefixtures("own_threads", "as_users_modules")
 
 
 def logged(folder: RunFolder, uri: str) -> str:
@@ -44,7 +38,7 @@ def test_columns_of_all_types_are_trained_scored_and_served_alike(
     folder = trained(RunFolder(str(tmp_path / "runs"), "run"), "shops:Shops", batch_size=8)
     source = tmp_path / "new"
     source.mkdir()
-    table = shops.customers(20).drop_columns("label")
+    table = customers(20).drop_columns("label")
     pq.write_table(table, source / "new.parquet")
     file, told = scored(folder, source, batch=3)
     expected = file.read()
@@ -85,7 +79,7 @@ def test_a_request_in_json_is_read_as_a_file_to_score(tmp_path: Path, tracking_u
     folder = trained(RunFolder(str(tmp_path / "runs"), "run"), "shops:Shops", batch_size=8)
     source = tmp_path / "new"
     source.mkdir()
-    table = shops.customers(24).drop_columns("label")
+    table = customers(24).drop_columns("label")
     pq.write_table(table, source / "new.parquet")
     expected = scored(folder, source)[0].read().to_pandas()
     served = load(tracking_uri, logged(folder, tracking_uri))
